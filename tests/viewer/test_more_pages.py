@@ -225,5 +225,5 @@ async def test_invalid_notes_are_rejected(runs: Path) -> None:
         outside = runs.parent / "outside.jsonl"
         (runs / "first" / "notes.jsonl").symlink_to(outside)
         status, answer = await post(viewer, path, good)
-        assert (status, "leads out" in answer["error"]["message"]) == (400, True)
+        assert (status, "is outside" in answer["error"]["message"]) == (400, True)
         assert not outside.exists()

@@ -229,7 +229,7 @@ async def test_no_file_of_a_run_may_lead_out(runs: Path, tmp_path: Path, name: s
     (runs / "first" / name).symlink_to(outside)
     async with open_viewer(runs) as viewer:
         answer, body = await viewer.answer(f"/api/r/first{path}")
-        assert (answer.status, b"leads out" in body) == (400, True)
+        assert (answer.status, b"is outside" in body) == (400, True)
         assert b"SECRET" not in body + (await viewer.answer("/api/sources"))[1]
 
 
@@ -241,7 +241,7 @@ async def test_tables_that_lead_out_are_not_read(runs: Path, tmp_path: Path) -> 
     async with open_viewer(runs) as viewer:
         row = (await viewer.rows("first", "step_from=1&step_to=1"))[0]
         found = await viewer.get(f"/api/r/first/episode/{row['id'].replace('/', '%2F')}/tokens")
-        assert "leads out" in found["overlay_problem"]
+        assert "is outside" in found["overlay_problem"]
         assert found["advantage"] is None
 
 
@@ -264,7 +264,7 @@ async def test_links_out_of_the_opened_folders_are_not_followed(runs: Path, tmp_
         assert "is outside the opened folders" in line["problem"]
         for path in ("metrics", "episodes", "outcomes", "episode/x", "group/x"):
             status, error = await viewer.refuse(f"/api/r/first/{path}")
-            assert (status, "leads out" in error["message"]) == (400, True)
+            assert (status, "is outside" in error["message"]) == (400, True)
             assert "agentrl view" in error["hint"]
     async with open_viewer(runs, tmp_path) as viewer:  # now it is an opened folder, too
         keys = [source["key"] for source in (await viewer.get("/api/sources"))["sources"]]
@@ -274,7 +274,7 @@ async def test_links_out_of_the_opened_folders_are_not_followed(runs: Path, tmp_
     (runs / "first" / "trajectories").mkdir()
     (runs / "first" / "trajectories" / file.name).symlink_to(file)
     async with open_viewer(runs) as viewer:
-        assert "leads out" in (await viewer.refuse("/api/r/first/episodes"))[1]["message"]
+        assert "is outside" in (await viewer.refuse("/api/r/first/episodes"))[1]["message"]
 
 
 async def test_assets_are_kept_and_pages_are_not(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
