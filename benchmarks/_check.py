@@ -1,7 +1,7 @@
-"""Guard against slowdowns: measures the ratios stored in docs/benchmarks.json again and compares them.
+"""Regression check of performance: measures the ratios stored in docs/benchmarks.json again and compares them.
 
 A ratio compares agentrl with a peer or a physical limit in one run, so it depends less on the machine than seconds do.
-All ratios are such that higher is better. Each benchmark runs in its own process, through `agentrl bench`.
+Higher is better for all ratios. Each benchmark runs in its own process, through `agentrl bench`.
 
     python benchmarks/_check.py [BENCHMARK]...
 """
@@ -28,7 +28,7 @@ from agentrl.observe.console import note, out
 
 ROOT = Path(__file__).parent.parent
 MAX_FALL = 0.15
-"""Relative fall from which a ratio is a failure."""
+"""Relative decrease at which a ratio fails."""
 
 
 class StoredRatio(BaseModel):
@@ -57,7 +57,7 @@ class StoredRatio(BaseModel):
 
 
 class StoredRun(BaseModel):
-    """One run of a benchmark, and the ratios that it gave."""
+    """Run of a benchmark, and its measured ratios."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -88,7 +88,7 @@ def judge(stored: float, measured: float | None) -> Verdict:
 
 
 def read_stored(path: Path, names: Sequence[str]) -> list[StoredRun]:
-    """Read the stored runs of the named benchmarks; of all, if none is named.
+    """Read the stored runs of the named benchmarks, by default of all.
 
     Raises:
         UnknownNameError: no run of this benchmark is stored.
@@ -102,7 +102,7 @@ def read_stored(path: Path, names: Sequence[str]) -> list[StoredRun]:
 
 
 def run_benchmark(run: StoredRun, folder: Path) -> dict[str, Any] | None:
-    """Run a benchmark and return its figures; ``None`` if it fails, after it has printed why."""
+    """Run a benchmark and return its figures; ``None`` if it fails (it prints the reason)."""
     with tempfile.TemporaryDirectory() as place:
         file = Path(place) / "figures.json"
         options = [f"{key}={json.dumps(value)}" for key, value in run.options.items()]

@@ -1,4 +1,4 @@
-"""Adds the figures of a comparison to docs/comparisons.json, from which docs/benchmarks.md has its tables and history.
+"""Adds the figures of a comparison to docs/comparisons.json, from which the tables of docs/benchmarks.md are generated.
 
 agentrl bench rollout --versus all --json rollout.json
 python benchmarks/_record.py rollout rollout.json && make docs-tables

@@ -31,7 +31,7 @@ from agentrl.runs.start import resume_run, start_run
 
 RESULT = "result.json"
 EDGE = 5
-"""Number of first and of last steps whose mean reward is reported."""
+"""Number of steps at the start and at the end whose mean reward is reported."""
 PLAIN_GRPO = ("algorithm.advantage=grpo",)
 ALGORITHMS: dict[str, tuple[str, tuple[str, ...]]] = {
     "ppo": ("quickstart_ppo", ()),
@@ -84,7 +84,7 @@ def run(
 
 
 class _Seed:
-    """The warm start of a seed, and the runs of the algorithms from it."""
+    """Warm start of a seed, and the algorithms' runs from it."""
 
     def __init__(self, folder: Path, seed: int, steps: int, tasks: int) -> None:
         self._folder, self._seed, self._steps, self._tasks = folder, seed, steps, tasks
@@ -95,7 +95,7 @@ class _Seed:
         return self._load_or_make(name, lambda: {"before": start["success"], **self._train(name, start["checkpoint"])})
 
     def _load_or_make(self, name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Return the result of `make`, or its stored result of an earlier call."""
+        """Return the result of `make`, stored by an earlier call if there was one."""
         result = self._folder / self._run(name) / RESULT
         if not result.exists():
             replace_file(result, orjson.dumps(make(), option=orjson.OPT_INDENT_2))

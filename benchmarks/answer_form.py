@@ -1,10 +1,10 @@
-"""Share of a language model's answers that are in the right form, per environment, agent loop and number of shots.
+"""Share of a language model's answers with a valid format, per environment, agent loop and number of shots.
 
 agentrl bench answer_form --model smollm2-135m-instruct
 agentrl bench answer_form --model smollm2-135m-instruct 'environments=["webshop"]' 'shots=[0, 1, 3]' turns=6
 
-First answers are those to the opening prompt. An answer is in the right form if the loop can parse an action from it
-and the environment accepts the action; a command without effect in the current state is in the right form, too.
+First answers are answers to the opening prompt. An answer has a valid format if the loop can parse an action from it
+and the environment accepts the action; a command without effect in the current state is valid, too.
 Episodes are short: `turns` turns; the third unusable answer ends an episode as policy_error.
 """
 
@@ -43,7 +43,7 @@ TEXT: dict[str, list[str]] = {
 }
 """Environments, with the overrides that their text answers need."""
 TASKS = {"household": 100}
-"""Number of tasks of small splits; each is played several times."""
+"""Number of tasks in small splits, each of which is played several times."""
 COMMANDS = {
     "household": re.compile(
         r"(go to|open|close|use|examine) .+|(take) .+ from .+|(move) .+ to .+|(heat|cool|clean|slice) .+ with .+"
@@ -108,7 +108,7 @@ def run(
 
 
 def measure(environment: str, config: Config, tasks: int) -> dict[str, float]:
-    """Return the shares of first answers in the right form, and of episodes that do not end as policy_error."""
+    """Return the shares of first answers with a valid format, and of episodes that do not end as policy_error."""
     different = min(tasks, TASKS.get(environment, tasks))
     with tempfile.TemporaryDirectory() as folder:
         request = EvaluationRequest(
@@ -143,7 +143,7 @@ def first_answers(finished: FinishedEvaluation) -> dict[tuple[str, int], str]:
 
 
 def is_in_form(environment: str, episode: EvaluatedEpisode, text: str) -> bool:
-    """Return True if the first answer of an episode is an action in the right form."""
+    """Return True if the first answer of an episode is an action in a valid format."""
     turn = first_answer(episode.trajectory).turn
     if turn is None:
         return False

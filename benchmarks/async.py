@@ -1,13 +1,13 @@
-"""Asynchronous training against synchronous: steps per hour, dropped groups, bias, success, and the physical limit.
+"""Asynchronous and synchronous training: steps per hour, dropped groups, bias, success, and the physical limit.
 
 A small model learns to write vowels. Three loads:
 
 - ``tails``: one episode in ten has a step of `slow_s` seconds, the other steps take some tenths of a second. A
   synchronous step waits for the slowest of its episodes; a larger staleness lets several steps wait at the same time.
-- ``waits``: all steps take lognormal times of `wait_s` in the mean. With enough staleness a step takes as long as the
-  busier one of trainer and engine, which is the limit.
-- ``busy``: steps take a fifth of that, and a larger model makes trainer and engine the limit. Each needs a core of its
-  own: ``OMP_NUM_THREADS=1`` on an idle machine.
+- ``waits``: all steps take lognormal times with mean `wait_s`. With enough staleness, the busier of trainer and engine
+  limits the duration of a training step.
+- ``busy``: steps take a fifth of that, and a larger model makes trainer and engine the bottleneck. Each needs its own
+  core: ``OMP_NUM_THREADS=1`` on an idle machine.
 
 The first ``max_staleness + 1`` steps fill the pipeline and are not timed.
 
@@ -52,7 +52,7 @@ class WaitingVowels(AsyncEnv):
     """Three answers of letters; the reward of each is its share of vowels.
 
     Args:
-        wait_s: Mean seconds of a step; lognormal, of the shape 1.
+        wait_s: Mean seconds of a step; lognormal with shape 1.
         slow_s: Seconds of the second step of a slow episode.
         slow_share: Probability that an episode is slow.
     """
@@ -64,13 +64,13 @@ class WaitingVowels(AsyncEnv):
         self._wait_s, self._slow_s, self._slow_share = wait_s, slow_s, slow_share
 
     async def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[str, dict[str, Any]]:
-        """Draw the letter and whether the episode is slow."""
+        """Draw the letter, and decide whether the episode is slow."""
         self._random, self._turn, self._reward = random.Random(seed), 0, 0.0
-        self._is_slow = random.random() < self._slow_share  # for each member of a group
+        self._is_slow = random.random() < self._slow_share  # differs between the members of a group
         return f"Write {self._random.choice(VOWELS)}.", {}
 
     async def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Wait, and pay the share of vowels."""
+        """Wait, and return the share of vowels as the reward."""
         self._turn += 1
         is_slow = self._is_slow and self._turn == 2
         await asyncio.sleep(self._slow_s if is_slow else self._wait_s * random.lognormvariate(-0.5, 1.0))
@@ -127,7 +127,7 @@ def run(
 
 
 def _train(folder: Path, staleness: int, steps: int, tasks: int, seed: int, own: list[str]) -> dict[str, Any]:
-    """Train all of the runs for the same number of steps, and time the last `steps` ones."""
+    """Train all runs for the same number of steps, and time the last `steps` of them."""
     warm = 1 + max(4, staleness)
     overrides = [
         *COMMON,

@@ -41,7 +41,7 @@ MAX_S = 1800.0
 
 
 def run(*, engine: str = "vllm", requests: int = 128, at_once: int = 64, rounds: int = 2) -> dict[str, Any]:
-    """Return sampled tokens per second, preemptions and limits with an adaptive and a fixed limit, in alternation.
+    """Return sampled tokens per second, preemptions and limits, for adaptive and fixed limits in alternation.
 
     Args:
         engine: ``vllm`` or ``sglang``.

@@ -1,9 +1,9 @@
-"""Wall time, CPU time and tokens until a success rate, from one start: agentrl, synchronous and asynchronous, and TRL.
+"""Wall time, CPU time and tokens to reach a success rate from one initial model: agentrl (sync and async) and TRL.
 
-All sides train the quick start's household task by tool calls, with GRPO and the same settings, from one cloned model,
-on the same tasks in the same order. A run ends once the mean success of three successive steps (384 training
-episodes at temperature 1) reaches `success`, or after `limit_s`. It is first checked that TRL's side reads the same
-tokens as agentrl. Sides take turns, seed by seed; finished runs in `folder` are not repeated.
+All frameworks train the quick start's household task by tool calls, with GRPO and the same settings, from one cloned
+model, on the same tasks in the same order. A run ends when the mean success of three successive steps (384 training
+episodes at temperature 1) reaches `success`, or after `limit_s`. A check first ensures that TRL's prompts have the same
+tokens as agentrl's. Frameworks alternate, seed by seed; finished runs in `folder` are not repeated.
 
     agentrl bench e2e --versus trl --json e2e.json
     agentrl bench e2e --versus trl folder=runs/e2e seeds=[0] limit_s=3600
@@ -37,11 +37,11 @@ def run(
         versus: ``trl``.
         seeds: Seeds of the tasks and the sampling.
         success: Success rate that ends a run.
-        steps: Largest number of steps of a run.
+        steps: Maximum number of steps of a run.
         limit_s: Seconds after which a run ends without success.
         folder: Folder of the runs, which is kept; a temporary folder by default.
         sides: Frameworks that run: ``agentrl``, ``agentrl_async``, ``trl``.
-        threads: Threads of each side; name as many cores with ``taskset``.
+        threads: Threads of each framework; use ``taskset`` with as many cores.
     """
     if versus != "trl":
         raise UsageError("unknown peer", got=f"versus={versus}", expected="trl")

@@ -1,4 +1,4 @@
-"""The same as `e2e` with Qwen2.5-Coder-0.5B-Instruct, which learns arithmetic with a calculator; no supervised start.
+"""Benchmark `e2e` with Qwen2.5-Coder-0.5B-Instruct, which learns arithmetic with a calculator, without a warm start.
 
 make instruct-model bench-peers
 agentrl bench e2e_llm --versus trl --json e2e_llm.json

@@ -87,7 +87,7 @@ def generate_padded(model: PreTrainedModel, sessions: list[Session]) -> list[lis
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """Result and duration of one way of serving the sessions."""
+    """Tokens and duration of one method of serving the sessions."""
 
     histories: list[list[int]]
     figures: dict[str, float]
@@ -104,11 +104,11 @@ def _measure(play: Callable[[], list[list[int]]], sampled_tokens: int) -> Measur
 def run(
     *, sessions: int = 64, turns: int = 12, max_num_seqs: int = 64, threads: int | None = None, seed: int = 0
 ) -> dict[str, Any]:
-    """Measure both on the same workload; model of 2 layers x 128, vocabulary 450, float32.
+    """Measure both on the same workload; the model has 2 layers of width 128 and a vocabulary of 450, in float32.
 
     Returns:
         Plain JSON types: conditions, seconds and sampled tokens per second of each, their ratio, and the share of
-        sessions in which both gave the same tokens.
+        sessions in which both sampled the same tokens.
     """
     if threads is not None:
         torch.set_num_threads(threads)

@@ -1,4 +1,4 @@
-"""Speed and memory of every installed environment, one process on one core: the figures of the documentation.
+"""Speed and memory of every installed environment, in one process on one core, for the tables of the documentation.
 
 agentrl bench environments --json docs/environments/figures.json
 """
@@ -25,7 +25,7 @@ EPISODES = 40
 """Number of tasks whose episodes are recorded and replayed."""
 RECORDING_S = 30.0
 ROUNDS = 5
-"""Number of rounds; the fastest counts."""
+"""Number of rounds, of which the fastest is reported."""
 RESETS = 200
 INSTANCES = 20
 LIMIT = 100
@@ -46,7 +46,7 @@ def run() -> dict[str, Any]:
 
 
 def _measure_or_explain(name: str) -> dict[str, Any]:
-    """Return figures, or the reason why there are none."""
+    """Return figures, or the reason why the environment cannot be measured."""
     try:
         return {figure: float(f"{value:.4g}") for figure, value in _measure(name).items()}
     except AgentRLError as error:
@@ -99,7 +99,7 @@ def _steps_per_second(session: EnvSession, scripts: Sequence[Script]) -> float:
 
 
 def _bytes_per_instance(make: Any, options: Mapping[str, Any], tasks: Sequence[Task]) -> float:
-    """Return the Python memory of one more environment in an episode."""
+    """Return the Python memory of an additional environment during an episode."""
     gc.collect()
     tracemalloc.start()
     sessions = [EnvSession(make, options) for _ in range(INSTANCES)]

@@ -1,9 +1,9 @@
 """Cost of the gateway: CPU time per request, and the delay from the engine to the first text of a stream.
 
-The gateway and the scripted engine run in this process. Clients run in another one, all sessions concurrently, and send
-their growing histories as the vendors' packages do. The figures include all CPU time of this process: HTTP, JSON,
+The gateway and the scripted engine run in this process. Clients run all sessions concurrently in another process, and
+send their growing histories as the vendors' packages do. The figures include all CPU time of this process: HTTP, JSON,
 matching of histories, rendering, the token ledger, and the scripted engine's few microseconds per token. For
-comparison, the same turns are taken without HTTP, through the same ledger.
+comparison, the same turns are also run without HTTP, through the same ledger.
 
     agentrl bench gateway
     agentrl bench gateway --versus all sessions=16 turns=4
@@ -64,7 +64,7 @@ class _Nothing(gymnasium.Env[str, str]):
 
 
 class _Behind(AgentLoop):
-    """Loop that lets the clients of another process play each episode."""
+    """Agent loop in which clients in another process play each episode."""
 
     def __init__(self, gateway: Gateway, address: Callable[[str], Awaitable[None]]) -> None:
         self._gateway, self._address = gateway, address
@@ -76,7 +76,7 @@ class _Behind(AgentLoop):
 
 
 class _Direct(AgentLoop):
-    """Loop that takes the same turns without HTTP."""
+    """Agent loop with the same turns without HTTP."""
 
     def __init__(self, turns: int) -> None:
         self._turns = turns
@@ -110,7 +110,7 @@ def run(
     versus: str = "",
     rounds: int = 3,
 ) -> dict[str, Any]:
-    """Measure each dialect, whole and streamed; or compare the gateway with other proxies.
+    """Measure each dialect, streamed and unstreamed, or compare the gateway with other proxies.
 
     Args:
         sessions: Concurrent sessions.
@@ -183,7 +183,7 @@ async def _measure(sessions: int, turns: int, dialect: str, *, streams: bool, de
         raise RuntimeError(f"{result['failed']} of {sessions * turns} requests failed: {result['example']}")
     found = {"cpu_ms": 1000 * spent / sessions / turns, "requests_per_s": sessions * turns / result["seconds"]}
     if result["first_s"]:
-        # the engine begins answers, and clients see them, in nearly the same order
+        # engine and clients process the answers in nearly the same order
         late = sorted(
             1000 * (seen - sent) for sent, seen in zip(sorted(engine.first_s), sorted(result["first_s"]), strict=True)
         )
@@ -204,7 +204,7 @@ async def _play(loop: AgentLoop, engine: ScriptedEngine, renderer: Renderer, ses
 
 
 async def _clients(dialect: str, turns: int, streams: bool) -> None:
-    """Play all sessions whose addresses are on standard input, and print the measurements."""
+    """Play all sessions whose URLs are on standard input, and print the measurements."""
     lines = iter(sys.stdin.readline, "\n")
     addresses = [line.split() for line in lines]
     failures: list[str] = []

@@ -27,9 +27,9 @@ from agentrl.runs.sft import warm_start
 from agentrl.runs.start import start_run
 
 EVALUATED = {"tasks": 192, "samples": 1}
-"""Tasks of an evaluation, and episodes of each."""
+"""Number of tasks of an evaluation, and of episodes per task."""
 FEW = {"webshop": {"tasks": 42, "samples": 4}, "retail": {"tasks": 160, "samples": 1}}
-"""The same for smaller splits."""
+"""Numbers for smaller splits."""
 COMMON: dict[str, Any] = {
     "model": {
         "path": "scratch",
@@ -124,7 +124,7 @@ SPECIAL: dict[tuple[str, str], dict[str, Any]] = {
     },
     ("retail", "step_independent"): {"agent": {"options": {"history": 10}}},
 }
-"""Additional overrides of combinations: repeat a goal that scrolls away, fewer tools, a longer memory."""
+"""Additional overrides of combinations: repeat a goal that leaves the context, fewer tools, a longer memory."""
 
 
 def run(

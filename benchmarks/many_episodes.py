@@ -1,7 +1,8 @@
-"""Very many episodes at once whose steps wait: memory, CPU per turn, and CPU per pass of the event loop.
+"""Many concurrent episodes with waiting steps: memory, CPU per turn, and CPU per pass of the event loop.
 
-All episodes start together, on the scripted engine; every step waits for an exponential time. ``training`` plays groups
-of 8 through the scheduler as one batch, ``evaluation`` through `play_all`. Each measurement has a process of its own.
+All episodes start together, on the scripted engine; every step waits for an exponentially distributed time.
+``training`` plays groups of 8 through the scheduler as one batch, ``evaluation`` uses `play_all`. Each measurement runs
+in its own process.
 A pass is one iteration of the event loop, from one poll of sockets and timers to the next; during a long pass, no other
 episode makes progress.
 
@@ -42,7 +43,7 @@ ANSWERS = 20
 
 
 class WaitingRoom(AsyncEnv):
-    """Environment that answers any action with a sentence, after some time.
+    """Environment that answers any action with a sentence after a delay.
 
     Args:
         turns: Number of steps.
@@ -92,13 +93,13 @@ def run(
     """Return the figures of each path and number of episodes.
 
     Args:
-        episodes: Numbers of episodes at once; 1,000 and 10,000 by default.
+        episodes: Numbers of concurrent episodes; 1,000 and 10,000 by default.
         turns: Turns of an episode.
         wait_s: Mean seconds of a step.
         paths: ``training``, ``evaluation``, or both, the default.
     """
     figures: dict[str, Any] = {"turns": turns, "wait_s": wait_s}
-    context = multiprocessing.get_context("fork")  # the process has computed nothing yet
+    context = multiprocessing.get_context("fork")  # before the process has computed anything
     for path in paths or ["training", "evaluation"]:
         for count in episodes or [1000, 10_000]:
             with ProcessPoolExecutor(1, mp_context=context) as process:
@@ -107,7 +108,7 @@ def run(
 
 
 def measure(path: str, episodes: int, turns: int, wait_s: float) -> dict[str, float]:
-    """Play all episodes at once in this process, and measure."""
+    """Play all episodes concurrently in this process, and measure."""
     runner = _make_runner(turns, wait_s, episodes)
     source = _trained(runner, episodes) if path == "training" else _evaluated(runner, episodes)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -134,7 +135,7 @@ def measure(path: str, episodes: int, turns: int, wait_s: float) -> dict[str, fl
 
 
 async def _keep(played: AsyncIterator[Trajectory]) -> list[Trajectory]:
-    """Return all episodes, as a training step keeps them."""
+    """Collect all episodes, because a training step keeps them."""
     return [trajectory async for trajectory in played]
 
 

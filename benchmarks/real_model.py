@@ -4,7 +4,7 @@ Engines: the local engine, vLLM's CPU build with each of `bindings` (VLLM_CPU_OM
 it), and padded `transformers.generate`, on three loads: long prompts with one answer token, short prompts with long
 answers, and sessions of several turns. Trainer: a GRPO step of agentrl's trainer, compared with only forward and
 backward of transformers on the same sequences one by one, each in a separate process. Both are measured in the number
-formats in which this processor multiplies, with the speed of its matrix products. Leave the machine idle.
+formats that this processor supports natively, with the speed of its matrix products. The machine should be idle.
 
     agentrl bench real_model --json real_model.json
     agentrl bench real_model --versus trl 'parts=["trainer"]'
@@ -114,7 +114,7 @@ def measure_engines(
     for dtype in dtypes:
         model = load_model(path, dtype=dtype, device="cpu")
         bare = load_unmodified(path, dtype)
-        # different seeds, because a server caches prompts
+        # seeds differ, because a server caches prompts
         work = {count: loads(count, model.config.vocab_size, seed + count) for count in sessions}
         config = LocalEngineConfig(max_num_seqs=64, max_context=CONTEXT, cache_tokens=64 * CONTEXT)
 
@@ -185,7 +185,7 @@ def run(
     rounds: int = 2,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Measure the parts, beside TRL's trainer with ``--versus trl``; no `dtypes` are those of this processor.
+    """Measure the parts, and TRL's trainer with ``--versus trl``; `dtypes` are this processor's by default.
 
     Returns:
         Plain JSON types: tokens per second.

@@ -1,9 +1,9 @@
-"""Learning of published recipes on the quick start's task: success on unseen tasks before and after, from one start.
+"""Learning of published recipes on the quick start's task: success on unseen tasks before and after training.
 
 A small new model clones the expert of household tasks, as in the quick start. Each recipe then trains it with its own
-algorithm, loss, clipping, KL, filters, sampling and schedules (those of `size=small`). Environment, prompts, limits,
-optimizer, learning rate and episodes per step are the quick start's, because published rates are for models of billions
-of parameters. Finished runs in the folder are not repeated:
+algorithm, loss, clipping, KL, filters, sampling and schedules (with `size=small`). Environment, prompts, limits,
+optimizer, learning rate and episodes per step are the quick start's, because published learning rates are for models
+with billions of parameters. Finished runs in the folder are not repeated:
 
     agentrl bench recipes --json recipes.json
     agentrl bench recipes 'recipes=["opo", "gpg"]' folder=runs/recipes steps=50
@@ -43,7 +43,7 @@ RECIPES = (
     "ares",
     "deepscaler",
 )
-"""The recipes of a run without names; they differ in advantage, loss, schedule or temperature."""
+"""Default recipes, which differ in advantage, loss, schedule or temperature."""
 TASK = (
     "environment={name: household, split: train, options: {size: tiny, rooms: [kitchen]}}",
     "agent.loop=react_text",
@@ -67,7 +67,7 @@ EPISODES = 128
 LEARNING_RATES = {"trainer": 5e-4, "trainer.critic": 1e-3, "trainer.process_reward": 5e-4}
 """Learning rates of the policy, of the critic, and of a trained process reward."""
 EDGE = 5
-"""Number of first and of last steps whose mean reward is reported."""
+"""Number of steps at the start and at the end whose mean reward is reported."""
 
 
 def run(
@@ -101,7 +101,7 @@ def run(
 
 
 def _once(result: Path, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Return the result of `make`, or its stored result of an earlier call."""
+    """Return the result of `make`, stored by an earlier call if there was one."""
     if not result.exists():
         shutil.rmtree(result.with_suffix(""), ignore_errors=True)
         replace_file(result, json.dumps(make(), indent=1).encode())

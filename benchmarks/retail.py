@@ -34,7 +34,7 @@ def run() -> dict[str, Any]:
 
 
 def _episodes() -> dict[str, float]:
-    """Replay steps that the expert chose before, with and without `state_key()` after each."""
+    """Replay the expert's recorded steps, with and without `state_key()` after each."""
     env = RetailDesk()
     scripts = [_script(env, f"train-{number}") for number in range(EPISODES)]
     steps = sum(map(len, scripts))
@@ -72,7 +72,7 @@ def _script(env: RetailDesk, task_id: str) -> list[str]:
 
 
 def _kilobytes() -> float:
-    """Return the memory of one more environment; the shop is shared."""
+    """Return the memory of an additional environment; the shop is shared."""
     tracemalloc.start()
     environments = [RetailDesk() for _ in range(100)]
     for number, env in enumerate(environments):

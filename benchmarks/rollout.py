@@ -1,7 +1,7 @@
 """Cost of the rollout runtime.
 
 Without an engine: CPU time per turn of many concurrent episodes on the scripted engine, in one process. It includes
-everything between two samples of a model: the agent loop, rendering and the token ledger, the environment pool with a
+everything between two requests to a model: the agent loop, rendering and the token ledger, the environment pool with a
 trivial inline environment, budgets, records, and the scripted engine's few microseconds. Episodes have as many
 turns and about as many tokens per turn as household episodes. With tool_calling, each turn is a call of an inline tool.
 
@@ -16,9 +16,9 @@ shared cores, a turn costs the server little more than the runtime.
     agentrl bench rollout --versus all --json versus.json
     agentrl bench rollout --versus trl,verifiers --engine vllm at_once=[64]
 
-With `stand_in`, vLLM is not needed: a process without a model answers in its place, and `cpu_ms_per_turn` of the
-runtime is compared with that of the bare client, and of the runtime on an engine without HTTP. The last two let other
-frameworks play the same tool episodes by turns, on a server that answers at once, or behind a vLLM server
+With `stand_in`, vLLM is not needed: a process without a model replaces it, and `cpu_ms_per_turn` of the runtime is
+compared with the bare client's, and with the runtime's on an engine without HTTP. The last two commands alternate with
+other frameworks, which play the same tool episodes on a server that answers immediately or on a vLLM server
 (`peers.rollout_versus`).
 """
 
@@ -90,7 +90,7 @@ class Cabinets(gymnasium.Env[str, str]):
 
 
 def make_runner(loop: str, options: dict[str, Any], turns: int) -> EpisodeRunner:
-    """Make a runner whose policy always gives valid answers."""
+    """Create a runner whose policy always gives valid answers."""
     tokenizer = build_tokenizer("qwen2.5")
     renderer = Renderer(tokenizer)
     template, count = CALLS if loop == "tool_calling" else ANSWERS
@@ -166,7 +166,7 @@ def run(
         turns: Maximum number of turns of an episode; 20, or 8 on a server.
         concurrency: Concurrent episodes on a server.
         rounds: Measurements on a server; medians are reported.
-        stand_in: True for a stand-in of a vLLM server, which measures only CPU times.
+        stand_in: True for a mock vLLM server, which allows only CPU times to be measured.
         versus: Peers to compare with, separated by commas, or ``all``.
         at_once: Numbers of concurrent episodes of the comparison with peers.
     """

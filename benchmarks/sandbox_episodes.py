@@ -1,8 +1,8 @@
 """Episodes while sandboxes fail to start, are killed, and hang.
 
-Episodes of `code`, with real sandboxes on this machine. A scripted policy submits correct solutions and, in every third
-episode, one that exits, sleeps forever, or leaves a daemon behind. Meanwhile a share of all sandboxes is refused,
-killed or stopped from outside. Correct solutions must get reward 1 and others 0, or the episode must end as an
+Runs episodes of `code` with real sandboxes on this machine. A scripted policy submits correct solutions and, in every
+third episode, one that exits, sleeps forever, or leaves a daemon behind. Meanwhile, a share of all sandboxes fails to
+start, is killed, or is stopped. Correct solutions must get reward 1 and others 0, or the episode must end as an
 infrastructure failure without a reward. At the end, no process, folder or handle may be left.
 
     agentrl bench sandbox_episodes
@@ -39,7 +39,7 @@ from agentrl.sandbox.local import LocalSandbox
 NAME = "troubled"
 KINDS = ("refused", "killed", "stopped")
 LATEST_CALL = 8
-"""Latest call of a sandbox before which it may be disturbed."""
+"""Maximum number of calls that precede the fault of a sandbox."""
 HOPELESS = (
     "import sys\nsys.exit(0)",
     "import os\nos._exit(0)",
@@ -51,16 +51,16 @@ HOPELESS = (
 
 
 class Troubled(LocalSandbox):
-    """Local sandbox that may be disturbed.
+    """Local sandbox with injected faults.
 
     Args:
-        spec: The options ``share`` and ``seed`` decide whether it is.
+        spec: The options ``share`` and ``seed`` determine its fault, if any.
     """
 
     happened: ClassVar[Counter[str]] = collections.Counter()
-    """Number of disturbances in this process, by kind."""
+    """Number of faults in this process, by kind."""
     draws: ClassVar[dict[int, random.Random]] = {}
-    """One generator per seed, shared by all."""
+    """Random generator of each seed, shared by all sandboxes."""
 
     def __init__(self, spec: SandboxSpec) -> None:
         options = dict(spec.options)
@@ -151,12 +151,12 @@ def run(
     seconds: float = 3.0,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Return outcomes and leftovers.
+    """Return outcomes and leaked resources.
 
     Args:
         episodes: Number of episodes.
         concurrency: Number of concurrent episodes.
-        trouble: Share of sandboxes that are disturbed.
+        trouble: Share of sandboxes with a fault.
         retries: New attempts after infrastructure failures.
         seconds: Time limit for the tests of one solution.
         seed: Seed of the disturbances.

@@ -46,7 +46,7 @@ def _searches_per_second(index: BM25Index, world: World) -> float:
 
 
 def _episodes() -> dict[str, float]:
-    """Replay searches and answers that the expert chose before."""
+    """Replay the expert's recorded searches and answers."""
     env, tasks = SearchQA(), SPEC.tasks(SPLIT)
     scripts = [_script(env, dict(tasks[i].options)) for i in range(EPISODES)]
     resets, steps, seconds = [], 0, 0.0
@@ -72,7 +72,7 @@ def _script(env: SearchQA, options: dict[str, Any]) -> list[str]:
 
 
 def _kilobytes() -> float:
-    """Return the memory of one more environment; the index is shared."""
+    """Return the memory of an additional environment; the index is shared."""
     tracemalloc.start()
     environments = [SearchQA() for _ in range(100)]
     for seed, env in enumerate(environments):

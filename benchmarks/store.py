@@ -1,4 +1,4 @@
-"""Stored episodes: what it takes to find some of 100,000, with the index and by reading everything.
+"""Stored episodes: cost of finding some of 100,000, with the index and by a full scan.
 
 agentrl bench store
 agentrl bench store episodes=10000 turns=8 tokens=100
@@ -43,8 +43,8 @@ def run(episodes: int = 100_000, turns: int = 4, tokens: int = 40, folder: str |
     Args:
         episodes: Number of stored episodes.
         turns: Turns of each.
-        tokens: Tokens that are sampled in a turn; as many are observed.
-        folder: Folder of the stores, which are kept and used again; a temporary one by default.
+        tokens: Sampled tokens per turn; observations have as many.
+        folder: Folder of the stores, which are kept and reused; a temporary folder by default.
     """
     with tempfile.TemporaryDirectory(prefix="agentrl-bench-") as temporary:
         place = Path(folder or temporary)
@@ -144,7 +144,7 @@ def _select(store: Path) -> dict[str, float]:
 
 
 def _measure(work: Callable[[], object]) -> dict[str, float]:
-    """Return the CPU seconds and the additional memory of some work, in a process of its own."""
+    """Return the CPU seconds and the additional memory of some work, in its own process."""
     context = multiprocessing.get_context("fork")
     receiving, sending = context.Pipe(duplex=False)
     child = context.Process(target=_report, args=(work, sending))

@@ -1,4 +1,4 @@
-"""Duration of a weight sync: a model of 100 million parameters, a real server, every transport that it supports.
+"""Duration of a weight sync of a model with 100 million parameters to a real server, by every supported transport.
 
 The same run also times a plain copy of the weights' bytes (one file copied within the memory file system) and the
 server's reload of an existing folder (with its caches dropped). A sync by shared memory should take at most three times

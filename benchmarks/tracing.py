@@ -1,4 +1,4 @@
-"""CPU time per turn of a run that traces its episodes, against one that does not, by turns.
+"""CPU time per turn of runs with and without tracing, in alternation.
 
 A scratch model trains on `guess_number`; the local engine, trainer and tracker share the process. OpenTelemetry exports
 to memory, so that no collector is needed (it needs the OTLP exporter's package).
@@ -29,10 +29,10 @@ SETTINGS = (
 
 
 class MemoryTracker(OpenTelemetryTracker):
-    """OpenTelemetry spans that stay in memory."""
+    """Tracker that keeps OpenTelemetry spans in memory."""
 
     def make_exporter(self) -> Any:
-        """Return an exporter without a collector."""
+        """Return an exporter that needs no collector."""
         from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
         return InMemorySpanExporter()

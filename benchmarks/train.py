@@ -1,8 +1,8 @@
 """Throughput of a training step, compared with TRL's GRPOTrainer on the same model and trajectories.
 
 Both take GRPO steps (token-mean, no reference model, AdamW) in alternation in one process, on two loads: multi-turn
-groups of unequal lengths, and groups with long common prompts, for which prefixes are shared. A token counts as often
-as it occurs in a trajectory, regardless of sharing and padding. TRL uses the fastest micro-batch size of `batches`. The
+groups of unequal lengths, and groups with long common prompts, for which prefixes are shared. Every occurrence of a
+token in a trajectory counts, regardless of sharing and padding. TRL uses the fastest micro-batch size of `batches`. The
 gradients of both are compared first.
 
     agentrl bench train --versus trl --json train.json

@@ -1,4 +1,4 @@
-"""The viewer on a large store: how long its addresses take, and how much memory its server needs.
+"""Viewer on a large store: latency of its routes, and memory of its server.
 
 agentrl bench viewer
 agentrl bench viewer episodes=10000 rounds=3
@@ -27,10 +27,10 @@ from agentrl.observe.metrics import MetricsFile
 from agentrl.observe.trajectory_store import TrajectoryStore
 
 LONG_TURNS, LONG_TOKENS = 20, 190
-"""Turns of a long episode, and tokens that are sampled in each; as many are observed, 8,000 altogether."""
+"""Turns of a long episode, and sampled tokens per turn; with as many observed tokens, 8,000 in total."""
 NAME = "large"
 METRICS = 120
-"""Number of metrics of a step."""
+"""Number of metrics per step."""
 
 
 def run(
@@ -41,17 +41,17 @@ def run(
     rounds: int = 10,
     folder: str | None = None,
 ) -> dict[str, Any]:
-    """Return milliseconds of each address, seconds to build the index, and memory of the server.
+    """Return milliseconds of each route, seconds to build the index, and memory of the server.
 
-    On a busy machine the CPU milliseconds, which include those of the watching thread, say more than the others.
+    On a busy machine, the CPU milliseconds, which include the watcher thread's, are more reliable than the others.
 
     Args:
         episodes: Number of stored episodes.
         turns: Turns of each.
-        tokens: Tokens that are sampled in a turn; as many are observed.
+        tokens: Sampled tokens per turn; observations have as many.
         long: Number of further episodes, of 8,000 tokens.
-        rounds: Number of requests for each address.
-        folder: Folder of the store, which is kept and used again; a temporary one by default.
+        rounds: Number of requests for each route.
+        folder: Folder of the store, which is kept and reused; a temporary folder by default.
     """
     with tempfile.TemporaryDirectory(prefix="agentrl-bench-") as temporary:
         place = Path(folder or temporary)
@@ -124,7 +124,7 @@ async def _measure(url: str, process: int, episodes: int, rounds: int) -> dict[s
 
 
 async def _paths(get: Any) -> dict[str, str]:
-    """Return the addresses to measure by name; the last episodes are the long ones."""
+    """Return the routes to measure by name; the last episodes are the long ones."""
     page = await get(f"/api/r/{NAME}/episodes?limit=20&order=tokens&descending=true")
     row = page["rows"][0]
     base, episode = f"/api/r/{NAME}", f"/api/r/{NAME}/episode/{quote(row['id'], safe='')}"

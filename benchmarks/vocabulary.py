@@ -44,7 +44,7 @@ def _measure(vocabulary: int, width: int, groups: int, budget: int) -> dict[str,
 def run(
     *, vocabulary: int = 150_000, width: int = 32, groups: int = 1, budget: int = 4096, threads: int = 1
 ) -> dict[str, Any]:
-    """Take steps with a vocabulary, and with twice as many entries; float32, tied embeddings, 2 layers.
+    """Run steps with a vocabulary, and with one of twice the size; float32, tied embeddings, 2 layers.
 
     Args:
         vocabulary: Entries of the smaller vocabulary.

@@ -105,7 +105,7 @@ def _play(size: int) -> dict[str, float]:
     scripts = [_expert_actions(env, number) for number in range(min(EPISODES, len(env.goals)))]
     env.close()
     open_shop.cache_clear()
-    env = WebShopEnv(products=size)  # without the expert's caches
+    env = WebShopEnv(products=size)  # excludes the expert's caches
     steps, resets, cpu = 0, [], time.process_time()
     for number, actions in enumerate(scripts):
         start = time.perf_counter()
@@ -169,10 +169,10 @@ def _measure_growth(size: int) -> dict[str, float]:
 
 
 def private_megabytes() -> float:
-    """Return the memory that a further process like this one would take, in MB (Linux).
+    """Return the memory of an additional process like this one, in MB (Linux).
 
-    Pages of the mapped tables are in the system's file cache, which all processes share. With only one process they
-    count as private, too, but as clean.
+    Pages of the mapped tables are in the system's file cache, which all processes share. With only one process, they
+    also count as private, but as clean.
     """
     lines = Path("/proc/self/smaps_rollup").read_text(encoding="utf-8").splitlines()
     return sum(int(line.split()[1]) for line in lines if line.startswith("Private_Dirty")) / 1024

@@ -2,7 +2,7 @@
 
 A server holds many environments: ``POST /create`` creates one and returns its number, ``POST /reset`` starts the task
 of an index, ``POST /step`` takes an action, ``GET /observation`` returns the state; all answer JSON. The servers use
-different field names, which `WORLDS` lists. They do not recognize repeated requests, so a lost answer ends the episode.
+different field names (see `WORLDS`). They do not recognize retries, so a lost answer ends the episode.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class World:
     observation: str = "observation"
     reward: str = "reward"
     is_total: bool = False
-    """True if steps report the best reward so far; a step's own reward is then the difference."""
+    """True if steps report the best reward so far; the reward of a step is then the difference."""
     create: Mapping[str, Any] | None = None
     """Body of a creation; ``None`` for no body."""
     reset: Mapping[str, Any] = field(default_factory=dict)
@@ -147,7 +147,7 @@ class AgentGymEnv(AsyncEnv):
                 async with session.post(f"{self.url}/close", json=self._handle, timeout=aiohttp.ClientTimeout(5)):
                     pass
         except (aiohttp.ClientError, OSError):
-            pass  # nothing depends on the server's clean-up
+            pass  # the server's clean-up is not needed
         finally:
             await session.close()
 

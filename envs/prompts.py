@@ -1,6 +1,6 @@
 """Prompts of a file, as in data sets for TRL or verl, each answered once. Rewards come from `agent.reward`.
 
-With ``user: role``, a conversation takes the place of the prompt: a user who knows it, played by the runtime, begins.
+With ``user: role``, a conversation replaces the prompt: a user who knows it, played by the runtime, begins.
 """
 
 import functools
@@ -69,7 +69,7 @@ class Prompts(gymnasium.Env[str, str]):
 
 
 class PromptsWithUser(Prompts):
-    """Conversation with a user who knows the prompt and shows it piece by piece; a game of the players agent and user.
+    """Conversation with a user who knows the prompt and reveals it step by step; the players are agent and user.
 
     It ends after the agent's answer to `user_turns` messages, or when the user writes ``#STOP#``.
     """

@@ -2,8 +2,8 @@
 
     python examples/02_own_tool.py
 
-Prints the tool's schema, which the policy reads, calls the tool as an episode would, and evaluates an untrained model
-that may use it.
+Prints the schema that the policy reads, calls the tool as an episode would, and evaluates an untrained model that may
+call it.
 """
 
 from __future__ import annotations

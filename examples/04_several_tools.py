@@ -1,4 +1,4 @@
-"""An agent that calls several tools: one that the environment brings, and the calculator of the catalogue.
+"""An agent that calls several tools: one from the environment, and the calculator of the catalogue.
 
     python examples/04_several_tools.py
 

@@ -2,10 +2,10 @@
 
     python examples/06_sandbox.py
 
-A program that fails, loops or tries to reach the network is an observation like any other, while a sandbox that breaks
-is an infrastructure failure: the episode is played again, and never counts as reward 0.
+If a program fails, loops or tries to reach the network, the policy gets an ordinary observation. If the sandbox breaks,
+that is an infrastructure failure: the episode is played again, and never counts as reward 0.
 
-Prints what an expert's program and a dangerous one lead to, and the expert's success rate.
+Prints the results of an expert's program and of a dangerous one, and the expert's success rate.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     python examples/07_evaluation.py
 
-Prints the success rate of the random policy with its 95 % interval, the probability that one of k samples, or that all
-of them, solve a task, and how a second policy differs. Finished episodes are stored: the same call reuses them.
+Prints the success rate of the random policy with its 95 % interval, the probabilities that at least one or all of k
+samples solve a task, and the difference of a second policy. Finished episodes are stored; the same call reuses them.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Asynchronous training: episodes run ahead of the trainer, and every token remembers the weights that sampled it.
+"""Asynchronous training: episodes run ahead of the trainer, and every token records the weight version that sampled it.
 
     python examples/11_asynchronous.py
 
-It is the same loop as in synchronous training (`rollout.max_staleness` 0), with all of its features. The loss corrects
-for the age of the tokens. It saves time if the engine has processors of its own.
+The loop is the same as in synchronous training (`rollout.max_staleness` 0), with all of its features. The loss corrects
+for the staleness of the tokens. It saves time if the engine has its own processors.
 
-Prints, for each step, how old the trained episodes were, and which share of the step training waited for episodes.
+Prints, for each step, the age of the trained episodes, and the share of time that training waited for episodes.
 """
 
 from __future__ import annotations

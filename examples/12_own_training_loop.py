@@ -25,7 +25,7 @@ def learn_a_sentence(trainer: tinker.TrainingClient, text: str, *, steps: int) -
     losses = []
     for _ in range(steps):
         passed = trainer.forward_backward([datum], "cross_entropy")
-        updated = trainer.optim_step(types.AdamParams(learning_rate=5e-3))  # sent before the pass is over
+        updated = trainer.optim_step(types.AdamParams(learning_rate=5e-3))  # sent before the pass has finished
         losses.append(passed.result().metrics["loss:sum"] / (len(ids) - 1))
         updated.result()
     return losses

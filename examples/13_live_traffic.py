@@ -2,8 +2,8 @@
 
     python examples/13_live_traffic.py
 
-A scripted user wants answers with a digit. Each conversation is a session with a name of its own, which the user
-rewards when it is over. Meanwhile the run trains on the rewarded sessions; answers come from the newest weights.
+A scripted user wants answers with a digit. Each conversation is a session with its own name, which the user rewards at
+its end. Meanwhile, the run trains on the rewarded sessions; the newest weights sample the answers.
 
 Prints the share of good answers, 100 sessions at a time.
 """
@@ -38,7 +38,7 @@ def keep_talking(address: str, ended: threading.Event) -> None:
         while not ended.is_set():
             try:
                 good = sum(users.map(talk, [client] * 100, [address] * 100))
-            except openai.APIError:  # the run does not serve yet, or no more
+            except openai.APIError:  # the run does not serve yet, or has ended
                 ended.wait(0.5)
             else:
                 print(f"good answers: {good} %", flush=True)

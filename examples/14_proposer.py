@@ -1,11 +1,11 @@
-"""An environment in which a proposer writes the tasks: letters to repeat, with two attempts of a solver at each.
+"""An environment in which a proposer writes the tasks: letters to repeat, with two attempts of a solver per task.
 
     python examples/14_proposer.py
 
-The proposer is paid for tasks that some attempts solve, but not all. A valid task goes into a buffer, which poses it
-again in later steps; the buffer is part of a run's checkpoint.
+The proposer is rewarded for tasks that some attempts solve, but not all. Valid tasks are added to a buffer, from which
+later steps sample; the buffer is part of a run's checkpoint.
 
-Prints how many tasks of the last step were valid and new, and the mean return of the proposer.
+Prints the numbers of valid and of new tasks in the last step, and the mean return of the proposer.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Letters(gym.Env[str, str]):
 
 
 class LetterTasks(ProposedTasks):
-    """Requests for tasks and, in turn with them, tasks of the buffer."""
+    """Requests for tasks, alternating with tasks of the buffer."""
 
     def __init__(self, split: str) -> None:
         super().__init__(capacity=100)

@@ -96,7 +96,7 @@ def test_a_row_knows_its_line_its_columns_and_the_first_that_is_not_null(tmp_pat
 
 
 @given(st.text())
-def test_any_text_survives_what_this_project_writes_and_reads(tmp_path_factory: Any, text: str) -> None:
+def test_any_text_round_trips(tmp_path_factory: Any, text: str) -> None:
     file = tmp_path_factory.mktemp("rows") / "rows.jsonl"
     writer = JsonLinesWriter(file)
     writer.append({"text": text})
@@ -139,7 +139,7 @@ def test_a_name_on_the_hub_and_a_table_of_text_are_explained(tmp_path: Path) -> 
         list(read_rows(written(tmp_path, "prompt,answer\na,b\n", "rows.csv")))
 
 
-def test_an_absent_file_is_named(tmp_path: Path) -> None:
+def test_error_names_the_missing_file(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"cannot read task file .*none.jsonl: got No such file"):
         list(read_rows(tmp_path / "none.jsonl", "task file"))
     with pytest.raises(UsageError, match="got an empty folder"):
@@ -169,7 +169,7 @@ def test_zero_is_an_answer_and_null_is_none(tmp_path: Path, row: dict[str, Any],
         ({"solution": "x"}, "line 1 is not a problem: got the columns solution"),
     ],
 )
-def test_a_problem_without_an_answer_is_named(tmp_path: Path, row: dict[str, Any], words: str) -> None:
+def test_error_names_the_problem_without_an_answer(tmp_path: Path, row: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         read_mathematics(str(written(tmp_path, lines([row]))))
 
@@ -222,9 +222,7 @@ def test_maps_of_parquet_are_objects(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["{}", "[{}]"])
-def test_half_a_character_becomes_a_question_mark_and_a_whole_one_is_read(
-    tmp_path: Path, form: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_lone_surrogates_become_question_marks(tmp_path: Path, form: str, caplog: pytest.LogCaptureFixture) -> None:
     whole = form.replace("{}", '{"prompt": "so \\ud83d\\ude00"}')
     assert [row.values for row in read_rows(written(tmp_path, whole))] == [{"prompt": "so \U0001f600"}]
     half = form.replace("{}", '{"prompt": "so \\ud83d"}')
@@ -260,7 +258,7 @@ def test_other_values_are_no_texts(value: Any) -> None:
         ({"prompt": "def halves(x):\n"}, "the prompt does not define the entry point"),
     ],
 )
-def test_programs_that_could_not_be_judged_are_named(tmp_path: Path, change: dict[str, Any], words: str) -> None:
+def test_error_names_programs_that_could_not_be_judged(tmp_path: Path, change: dict[str, Any], words: str) -> None:
     row = {"prompt": "def half(x):\n", "entry_point": "half", "test": "def check(c):\n    assert c(6) == 3\n"}
     assert len(read_code(str(written(tmp_path, lines([row]))), "test", 0)) == 1
     with pytest.raises(UsageError, match=words):
@@ -292,7 +290,7 @@ def test_times_with_nanoseconds_are_read_as_times_of_python(tmp_path: Path, form
     assert row.values == expected
 
 
-def test_the_rows_with_the_same_id_are_named() -> None:
+def test_error_names_the_rows_with_equal_ids() -> None:
     ids = UniqueIds("the file rows.jsonl")
     ids.add("7", "rows.jsonl line 2")
     ids.add("8", "rows.jsonl line 3")

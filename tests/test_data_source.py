@@ -47,7 +47,7 @@ def test_a_folder_and_a_pattern_are_read_in_the_order_of_names(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("name", ["empty", "none-*.jsonl"])
-def test_a_place_without_data_is_named(tmp_path: Path, name: str) -> None:
+def test_error_names_the_location_without_data(tmp_path: Path, name: str) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "notes.txt").write_text("text")
     with pytest.raises(UsageError, match="no file in "):
@@ -103,19 +103,19 @@ def test_a_data_set_in_the_cache_is_read_offline(cache: Path, name: str) -> None
         ("hf://datasets", "the address of a data set is not valid"),
     ],
 )
-def test_mistakes_in_an_address_are_named(cache: Path, name: str, message: str) -> None:
+def test_error_names_the_mistake_in_an_address(cache: Path, name: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         names(name)
 
 
 @pytest.mark.parametrize("name", ["https://example.com/rows.jsonl", "s3://bucket/rows.jsonl", "file:///rows.jsonl"])
-def test_other_addresses_are_refused(name: str) -> None:
+def test_other_addresses_are_rejected(name: str) -> None:
     for given in (name, Path(name)):
         with pytest.raises(UsageError, match=r"the file is an address.*hf://datasets.*Download it, and"):
             data_files(given)
 
 
-def test_a_data_set_of_which_the_cache_has_a_part_is_not_read_in_part(cache: Path) -> None:
+def test_partially_cached_data_set_is_an_error(cache: Path) -> None:
     folder = cache / "snapshots" / COMMIT / "parts"
     for number in (0, 2):
         write_parquet(folder / f"train-0000{number}-of-00003.parquet", str(number))

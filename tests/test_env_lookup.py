@@ -108,7 +108,7 @@ def test_a_spec_in_a_module_is_taken_as_it_is(game: str) -> None:
     assert resolve_environment(f"{game}:SPEC") is registry.load(f"{game}:SPEC")
 
 
-def test_what_this_process_registers_is_found(game: str) -> None:
+def test_environments_registered_in_this_process_are_found(game: str) -> None:
     registry.register(Kind.ENVIRONMENT, "my_echo", f"{game}:Echo")
     try:
         assert resolve_environment("my_echo").name == "my_echo"
@@ -129,7 +129,7 @@ def test_what_this_process_registers_is_found(game: str) -> None:
         ("lookup_game:not_an_environment", UsageError, "is not an environment: got int"),
     ],
 )
-def test_a_wrong_name_says_what_is_wrong(game: str, name: str, error: type[UsageError], words: str) -> None:
+def test_invalid_name_is_explained(game: str, name: str, error: type[UsageError], words: str) -> None:
     with pytest.raises(error, match=words):
         resolve_environment(name)
 
@@ -142,7 +142,7 @@ def test_an_environment_of_numbers_is_put_into_text(game: str) -> None:
     assert by_class.reset(seed=0)[0] == "[0.0137 -0.02302 -0.0459 -0.04835]"
 
 
-def test_one_that_cannot_be_made_says_why(game: str) -> None:
+def test_failed_creation_reports_the_reason(game: str) -> None:
     with pytest.raises(UsageError, match=r"lookup_game:LookupEcho-v0 cannot be created: got .*'colour'"):
         make_gymnasium("lookup_game:LookupEcho-v0", colour=3)
 

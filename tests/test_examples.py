@@ -79,7 +79,7 @@ def test_every_example_is_listed_here() -> None:
 
 
 @pytest.mark.parametrize("name", [*ARGUMENTS, *ELSEWHERE])
-def test_an_example_is_short_and_says_how_to_run_it(name: str) -> None:
+def test_example_is_short_and_explains_how_to_run_it(name: str) -> None:
     text = (EXAMPLES / f"{name}.py").read_text()
     docstring = ast.get_docstring(ast.parse(text)) or ""
     assert 20 <= len(text.splitlines()) <= MAX_LINES

@@ -39,7 +39,7 @@ def trajectory_of(*sequences: TokenSequence, name: str = "t") -> Trajectory:
     return Trajectory(id=name, task_id="t", environment="e", seed=0, group_id="g", sequences=list(sequences))
 
 
-def test_images_are_told_apart_by_their_bytes_and_described_by_their_alternatives() -> None:
+def test_images_are_distinguished_by_bytes_and_described_by_alternatives() -> None:
     assert ImagePart(data=b"a") == A != B
     assert A.checksum != B.checksum
     assert text_of((TextPart(text="See "), A, B)) == "See an a"
@@ -95,7 +95,7 @@ def test_positions_of_a_part_are_part_of_the_positions(data: st.DataObject) -> N
         assert whole.tolist() == [list(range(length))] * 3
 
 
-def test_an_image_has_tokens_of_its_own_that_nobody_sampled() -> None:
+def test_images_must_cover_unsampled_tokens() -> None:
     sequence = shown(A)
     for wrong in (placed(4, 1, 1), placed(7, 1, 2), placed(8, 2, 2), placed(6, 0, 3)):
         with pytest.raises(LedgerError, match="has no tokens"):

@@ -40,7 +40,7 @@ def test_a_property_is_found_with_its_references_resolve() -> None:
         ("/$defs/Size/type/more", None),
     ],
 )
-def test_a_pointer_leads_to_a_part_of_the_root(pointer: str, found: Any) -> None:
+def test_pointer_resolves_to_a_part_of_the_root(pointer: str, found: Any) -> None:
     assert follow_pointer(pointer, ROOT) == found
 
 
@@ -71,7 +71,7 @@ def test_null_is_accepted_where_the_types_allow_it_or_none_is_declared(schema: A
     assert accepts_null(schema, ROOT) is accepts
 
 
-def test_types_of_alternatives_are_joined_and_those_of_all_parts_shared() -> None:
+def test_any_of_unites_types_and_all_of_intersects_them() -> None:
     assert declared_types({"anyOf": [{"type": "integer"}, {"$ref": "#/$defs/Colour"}]}, ROOT) == {"integer", "string"}
     assert declared_types({"allOf": [{"type": ["integer", "string"]}, {"type": "number"}]}, ROOT) == {"integer"}
 

@@ -130,9 +130,7 @@ def cut(played: Run, folder: Path, change: Callable[[str], str]) -> Path:
     return folder
 
 
-def test_a_run_whose_groups_have_no_signal_says_that_they_are_used_up(
-    tiny_run: NewRun, played: Run, tmp_path: Path
-) -> None:
+def test_exhausted_stored_groups_are_reported(tiny_run: NewRun, played: Run, tmp_path: Path) -> None:
     same = cut(played, tmp_path / "same", lambda text: re.sub(r'"reward":[-0-9.e]+', '"reward":1.0', text))
     with pytest.raises(UsageError, match=r"used up after step 0.*8 stored groups"):
         train(stored_run(tiny_run, played, "algorithm.dynamic_sampling=true", folder=same))
@@ -153,7 +151,7 @@ def test_incomplete_groups_are_counted_and_left_out(tiny_run: NewRun, played: Ru
     ]
 
 
-def test_episodes_that_do_not_fit_are_refused_with_counts(tiny_run: NewRun, played: Run, tmp_path: Path) -> None:
+def test_incompatible_episodes_are_rejected_with_counts(tiny_run: NewRun, played: Run, tmp_path: Path) -> None:
     run = stored_run(tiny_run, played)
     bare = cut(played, tmp_path / "bare", lambda text: re.sub(r'"logprobs":\[[^]]*\]', _without_logprobs, text))
     with pytest.raises(UsageError, match=r"no log-probabilities .*24 of 24 episodes"):
@@ -184,7 +182,7 @@ def cut_counts(folder: Path) -> Path:
     return folder
 
 
-def test_episodes_of_another_tokenizer_are_refused(tiny_run: NewRun, played: Run) -> None:
+def test_episodes_of_another_tokenizer_are_rejected(tiny_run: NewRun, played: Run) -> None:
     other = tiny_run("model.scratch.vocab_size=280", "run.seed=5", name="other")
     with pytest.raises(ConfigError, match="does not have the policy's tokenizer"):
         train(stored_run(tiny_run, played, f"model.path={_model_of(other)}", name="refused"))
@@ -207,7 +205,7 @@ def new_rollout(tiny_run: NewRun, *overrides: str, name: str = "rollout") -> Run
     return start_rollout(load_config(run.folder.config_file, [f"run.name={name}"]))
 
 
-def test_rollouts_store_what_a_training_run_would_play_first(tiny_run: NewRun, played: Run) -> None:
+def test_rollouts_store_the_first_episodes_of_a_training_run(tiny_run: NewRun, played: Run) -> None:
     run = new_rollout(tiny_run, "engine.max_num_seqs=8")
     result = play(run)
     assert (result.groups, result.episodes) == (8, 24)

@@ -86,7 +86,7 @@ async def test_arguments_are_coerced_and_results_are_text() -> None:
         ({"low": 1, "hihg": 2}, "unknown argument hihg (did you mean high?)"),
     ],
 )
-async def test_wrong_arguments_are_told_to_the_policy(arguments: dict[str, object], words: str) -> None:
+async def test_wrong_arguments_are_reported_to_the_policy(arguments: dict[str, object], words: str) -> None:
     with pytest.raises(ToolError, match=r"; it takes: low \(a whole number\), high \(.*optional\)") as raised:
         await call(midpoint, **arguments)
     assert words in str(raised.value)
@@ -102,7 +102,7 @@ async def test_each_episode_gets_its_own_object_and_it_is_closed() -> None:
     assert Counter.target.closed == before + 2
 
 
-def test_a_tool_without_a_docstring_is_refused() -> None:
+def test_tool_without_a_docstring_is_rejected() -> None:
     def silent(x: int) -> int:
         return x
 
@@ -121,17 +121,17 @@ def series() -> Any:
 
 
 @pytest.mark.parametrize("function", [stream, series])
-def test_a_generator_is_refused(function: Any) -> None:
+def test_generator_function_is_rejected(function: Any) -> None:
     with pytest.raises(UsageError, match="is a generator: got yield, expected a function that returns"):
         agentrl.tool(function)
 
 
 @pytest.mark.parametrize("value", ["a\ud800b", {"x": "a\ud800b"}])
-def test_what_no_encoding_knows_is_replaced(value: object) -> None:
+def test_unencodable_characters_are_replaced(value: object) -> None:
     assert "a\ufffdb" in agentrl.ToolResult(value).text
 
 
-def test_a_class_that_cannot_be_called_is_refused() -> None:
+def test_class_that_is_not_callable_is_rejected() -> None:
     with pytest.raises(UsageError, match="cannot be called"):
 
         @agentrl.tool
@@ -139,7 +139,7 @@ def test_a_class_that_cannot_be_called_is_refused() -> None:
             """A thing."""
 
 
-def test_an_argument_without_a_type_is_refused_when_described() -> None:
+def test_argument_without_a_type_is_rejected_by_the_schema() -> None:
     @agentrl.tool
     def vague(x):  # type: ignore[no-untyped-def]
         """Do something.
@@ -181,7 +181,7 @@ def test_an_argument_that_json_cannot_express_is_named() -> None:
         _ = apply.schema
 
 
-def test_a_type_that_nobody_knows_is_told_once() -> None:
+def test_unknown_type_is_reported_once() -> None:
     @agentrl.tool
     def lost(x: Nowhere) -> str:  # type: ignore[name-defined]  # noqa: F821
         """Look for something.
@@ -242,7 +242,7 @@ def test_models_enums_and_bounds_are_described() -> None:
         ({"items": [{"name": "5"}], "note": 7, "copy": "2", "schema": "1"}, '[["5"], "small", "7", 2, 1.0]'),
     ],
 )
-async def test_what_models_write_is_coerced(arguments: dict[str, object], result: str) -> None:
+async def test_model_arguments_are_coerced(arguments: dict[str, object], result: str) -> None:
     assert await call(order, **arguments) == result
 
 
@@ -260,19 +260,19 @@ async def test_what_models_write_is_coerced(arguments: dict[str, object], result
         ({"items": "x" * 500}, "x…, expected a list"),
     ],
 )
-async def test_each_wrong_argument_is_named(arguments: dict[str, object], words: str) -> None:
+async def test_error_names_each_wrong_argument(arguments: dict[str, object], words: str) -> None:
     with pytest.raises(ToolError) as raised:
         await call(order, **arguments)
     assert words in str(raised.value)
 
 
-async def test_the_policy_is_told_what_a_tool_takes() -> None:
+async def test_error_lists_the_arguments_of_the_tool() -> None:
     with pytest.raises(ToolError) as raised:
         await call(order)
     assert 'size (one of "small", "large", optional), note (text or null, optional)' in str(raised.value)
 
 
-def test_arguments_without_a_name_are_refused() -> None:
+def test_unnamed_arguments_are_rejected() -> None:
     def loose(*numbers: int) -> int:
         """Add."""
         return sum(numbers)
@@ -295,12 +295,12 @@ def test_arguments_without_a_name_are_refused() -> None:
         ({"name": ""}, "a tool's name is not valid: got '', expected 1 to 64 letters"),
     ],
 )
-def test_rules_that_make_no_sense_are_refused(rules: Any, words: str) -> None:
+def test_contradictory_rules_are_rejected(rules: Any, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         agentrl.tool(**rules)(midpoint.target)
 
 
-def test_what_cannot_be_called_is_no_tool() -> None:
+def test_uncallable_object_is_not_a_tool() -> None:
     with pytest.raises(UsageError, match="not a valid tool: got 5, expected a function"):
         agentrl.tool(5)  # type: ignore[call-overload]
 
@@ -323,7 +323,7 @@ class Shop:
         return agentrl.ToolResult({"bought": what, "left": self.stock - 1}, reward=0.5, metrics={"sold": 1})
 
 
-def test_what_the_runtime_fills_in_is_hidden_from_the_policy_and_from_configs() -> None:
+def test_runtime_parameters_are_hidden_from_the_policy_and_from_configs() -> None:
     shop = agentrl.tool(Shop)
     assert list(shop.schema["function"]["parameters"]["properties"]) == ["what"]
     assert shop.with_options({"stock": "3"}).options == {"stock": 3, "open_late": False}
@@ -349,7 +349,7 @@ def test_a_function_has_no_options() -> None:
         midpoint.with_options({"low": 1})
 
 
-async def test_a_tool_that_needs_an_episode_says_so_outside_of_one() -> None:
+async def test_tool_that_needs_an_episode_raises_outside_one() -> None:
     shop = agentrl.tool(Shop).with_options({"stock": 3})
     with pytest.raises(UsageError, match="needs a context"):
         await call(shop, what="tea")

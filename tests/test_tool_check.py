@@ -105,7 +105,7 @@ def test_a_good_tool_passes() -> None:
         (misnamed, "name can be sent", "'put it' is not 1 to 64 letters"),
     ],
 )
-def test_what_is_wrong_is_found(tool: Tool, rule: str, words: str) -> None:
+def test_broken_rules_are_found(tool: Tool, rule: str, words: str) -> None:
     assert words in broken_rules(tool)[rule]
 
 

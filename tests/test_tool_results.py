@@ -312,7 +312,7 @@ NOTICES = {
 
 
 @pytest.mark.parametrize("name", NOTICES)
-def test_what_cannot_be_shown_is_a_notice(name: str) -> None:
+def test_undisplayable_values_become_notices(name: str) -> None:
     make, notice = NOTICES[name]
     text = as_text(make())
     assert notice in text

@@ -133,7 +133,7 @@ PARAMETERS = {
 @pytest.mark.parametrize(
     "text", [GOOGLE, NUMPY, SPHINX, TIGHT, MIXED], ids=["google", "numpy", "sphinx", "tight", "mixed"]
 )
-def test_each_style_of_docstring_says_the_same(text: str) -> None:
+def test_docstring_styles_are_equivalent(text: str) -> None:
     found = read_docstring(text)
     assert found.description == DESCRIPTION
     assert {name: told for name, told in found.parameters.items() if name != "writer"} == PARAMETERS
@@ -274,7 +274,7 @@ async def test_any_callable_with_a_docstring_is_a_tool(kind: str) -> None:
     assert said == text
 
 
-async def test_what_a_partial_gives_cannot_be_changed_by_the_policy() -> None:
+async def test_policy_cannot_override_arguments_of_a_partial() -> None:
     made = agentrl.tool(functools.partial(lend, "fern", key="secret"))
     assert list(made.schema["function"]["parameters"]["properties"]) == ["days"]
     with pytest.raises(ToolError, match="unknown argument key"):
@@ -289,7 +289,7 @@ def test_a_partial_may_have_its_own_docstring() -> None:
     assert described["parameters"]["properties"]["title"]["description"] == "Its name."
 
 
-def test_a_partial_without_a_docstring_is_refused() -> None:
+def test_partial_without_a_docstring_is_rejected() -> None:
     def silent(x: int) -> int:
         return x
 
@@ -422,7 +422,7 @@ def test_an_argument_without_any_description_names_the_three_styles() -> None:
         _ = Tool(vague).schema
 
 
-def test_an_unknown_field_of_a_dataclass_is_named() -> None:
+def test_error_names_the_unknown_dataclass_field() -> None:
     def look(window: Window) -> str:
         """Look.
 

@@ -1,8 +1,8 @@
 """Advantage estimators without a critic.
 
 Group estimators compare an episode with the other members of its group; all tokens of the episode get the same
-advantage. Others use discounted returns-to-go. Those from `gigpo` on compare single turns of a group's episodes: turns
-that were taken in the same state, after the same states, or at the same place in their episodes.
+advantage. Others use discounted returns-to-go. The estimators from `gigpo` on compare single turns of a group's
+episodes: turns with the same state, the same preceding states, or the same position in their episodes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def grpo(episodes: EpisodeBatch) -> torch.Tensor:
 def grpo_batch_std(episodes: EpisodeBatch) -> torch.Tensor:
     """A = (R - mean_g) / (std + 1e-6), std over the episodes of the batch: [tokens] (arXiv 2508.08221).
 
-    This is ``scale_rewards="batch"`` of TRL. Groups that are easier or harder than others are not weighted more.
+    This is ``scale_rewards="batch"`` of TRL. It does not up-weight groups that are easier or harder than others.
     """
     everyone = torch.zeros_like(episodes.group)
     std = segment_std(episodes.returns, everyone, 1)
@@ -54,7 +54,7 @@ def grpo_batch_std(episodes: EpisodeBatch) -> torch.Tensor:
 def prpo(episodes: EpisodeBatch) -> torch.Tensor:
     """A = (R - mean) / (std + 1e-6), over all episodes of the batch, std with divisor n: [tokens] (PRPO of rLLM).
 
-    Tasks are compared with one another, so an episode of an easy task gets a positive advantage; groups of one suffice.
+    Episodes of different tasks are compared, so episodes of easy tasks get positive advantages; groups of one suffice.
     """
     everyone = torch.zeros_like(episodes.group)
     return episodes.to_tokens(standardize(episodes.returns, everyone, 1, unbiased=False))
@@ -189,7 +189,7 @@ def trr_plus_plus(episodes: EpisodeBatch, *, gamma: Discount = 1.0) -> torch.Ten
     """A = `reinforce++`, whitened over the tokens of each role and type of task: [tokens] (TRR++, arXiv 2505.03335).
 
     Task-relative REINFORCE++ of Absolute Zero: proposers are compared only with proposers of the same kind of task, and
-    solvers only with solvers of that kind, so that easy kinds do not raise the baseline of hard ones. It needs no
+    solvers only with solvers of that kind, so that easy kinds do not raise the baseline of hard kinds. It needs no
     groups.
     """
     role_kind = require(episodes.role_kind, Input.ROLE_KIND)
@@ -222,8 +222,8 @@ def token_returns(episodes: EpisodeBatch, rewards: torch.Tensor, gamma: float) -
 def prime(episodes: EpisodeBatch, *, gamma: Discount = 1.0) -> torch.Tensor:
     """A = `rloo` + return-to-go of (p_t - mean p of the other members): [tokens] (PRIME, arXiv 2502.01456, equation 5).
 
-    p_t is the implicit process reward of a token. The mean over other members weighs each member's mean over its tokens
-    equally, whatever its length.
+    p_t is the implicit process reward of a token. The mean over other members weights each member's token mean equally,
+    regardless of its length.
     """
     process = require(episodes.process_reward, Input.PROCESS_REWARD)
     own = segment_mean(process, episodes.token_episode, episodes.returns.numel())
@@ -240,11 +240,11 @@ MIN_PATH_VARIANCE = 1e-8
 def otb(episodes: EpisodeBatch, *, zero_tail: bool = True) -> torch.Tensor:
     """A = G_t - sum_g(W_t G_t) / (sum_g(W_t) + 1e-8), W_t = sum_{u <= t} 1 - 2 pi + sum pi^2: [tokens] (OTB of verl).
 
-    The optimal token baseline: at each position t the mean of returns-to-go G_t over the group's episodes that are that
-    long, weighted by the variance of their gradients so far. Positions count an episode's sampled tokens, so that this
-    is verl's multi-turn form, too. With ``zero_tail``, positions that only the longest episode of a group reaches have
-    the baseline 0; without it, their own return, so that they do not train. Advantages are 0 in a group whose returns
-    do not differ.
+    The optimal token baseline: at each position t, the mean of the returns-to-go G_t over the group's episodes that
+    reach t, weighted by the variance of their gradients so far. Positions count an episode's sampled tokens, so that
+    this includes verl's multi-turn form. With ``zero_tail``, positions that only the longest episode of a group reaches
+    have the baseline 0; otherwise, their own return, so that they do not train. Advantages are 0 in a group whose
+    returns do not differ.
     """
     order = episodes.time_order
     owner, norm = episodes.token_episode[order], require(episodes.score_norm, Input.SCORE_NORM)
@@ -275,7 +275,7 @@ def gigpo(
 
     A_episode is the advantage of `grpo`. A_step compares the discounted return G_k = s_k + gamma G_{k+1} of a turn with
     those of all turns of its group that were taken in the same state: G_k minus their mean, divided by their standard
-    deviation. A_step is 0 for a state that occurs once. Without ``normalize``, nothing is divided by a deviation.
+    deviation. A_step is 0 for a state that occurs once. Without ``normalize``, deviations are not divided by.
     """
     step = _compare(turn_returns(episodes, gamma), episodes.turn_state, normalize)
     whole = grpo(episodes) if normalize else dr_grpo(episodes)
@@ -383,11 +383,11 @@ def graphgpo(
 
     The states of a group's episodes are the nodes of a graph, and their turns its edges. D is the length of the
     shortest path, over the turns of all episodes of the group, from the state after the turn to success, which follows
-    the last turn of episodes with a return greater than ``above``. A state without a path has the greatest length plus
+    the last turn of episodes with a return greater than ``above``. A state without a path has the maximum length plus
     one. A_step compares turns that were taken in the same state, as in `gigpo`: [tokens].
 
-    This follows the authors' code (GraphGPO, on verl-agent), except that the end of a failed episode is a state of its
-    own here, even if another episode made the same observation.
+    This follows the authors' code (GraphGPO, on verl-agent), except that the end of each failed episode is a separate
+    state here, even if another episode has the same observation.
     """
     following = _following_states(episodes, above)
     distance = _distances_to_goal(episodes, following)
@@ -400,7 +400,7 @@ def _following_states(episodes: EpisodeBatch, above: float) -> list[int]:
     """Return the state after each turn: `GOAL` after the last turn of a success, a unique number after other ends."""
     states, owner = episodes.turn_state.tolist(), episodes.turn_episode.tolist()
     success, count = exceeds(episodes.returns, above).tolist(), len(states)
-    ends = len(set(states)) + max(states) + 1  # numbers from here on are not those of states
+    ends = len(set(states)) + max(states) + 1  # larger numbers are not states
     found = [*states[1:], ends]
     for turn in range(count):
         if turn == count - 1 or owner[turn] != owner[turn + 1]:
@@ -429,9 +429,9 @@ def _distances_to_goal(episodes: EpisodeBatch, following: list[int]) -> torch.Te
 
 
 def contexts(episodes: EpisodeBatch, depth: int) -> list[torch.Tensor]:
-    """Number the sequences of the last h + 1 states at each turn, for h = 0..depth: int64 [turns] each.
+    """Enumerate the sequences of the last h + 1 states at each turn, for h = 0..depth: int64 [turns] each.
 
-    Equal sequences have equal numbers; turns with fewer states have -1.
+    Equal sequences have equal indices; turns with fewer states have -1.
     """
     found, number = [episodes.turn_state], turn_numbers(episodes)
     for h in range(1, depth + 1):
@@ -443,14 +443,14 @@ def contexts(episodes: EpisodeBatch, depth: int) -> list[torch.Tensor]:
 
 
 def turn_numbers(episodes: EpisodeBatch) -> torch.Tensor:
-    """Number the turns within each episode, from 0: int64 [turns]."""
+    """Compute the index of each turn in its episode, from 0: int64 [turns]."""
     index = torch.arange(episodes.turn_episode.numel(), device=episodes.turn_episode.device)
     sizes = torch.bincount(episodes.turn_episode, minlength=episodes.returns.numel())
     return index - (sizes.cumsum(0) - sizes)[episodes.turn_episode]
 
 
 def _compare(returns: torch.Tensor, segment: torch.Tensor, normalize: bool, *, unbiased: bool = True) -> torch.Tensor:
-    """Compare returns with the others of their segment: [turns]."""
+    """Compare returns with the other returns of their segment: [turns]."""
     count = int(segment.max()) + 1
     if normalize:
         return standardize(returns, segment, count, unbiased=unbiased)

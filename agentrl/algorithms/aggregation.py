@@ -43,7 +43,7 @@ def token_weights(aggregation: Aggregation, owners: TokenOwners, *, norm_length:
 
     ``token-mean``: 1 / N_tok. ``seq-mean-token-mean``: 1 / (N_seq length of the sequence). ``seq-mean-token-sum``:
     1 / N_seq, and with ``-norm`` 1 / (N_seq norm_length). ``traj-mean-token-mean`` and ``prompt-mean``: a mean over
-    trajectories or groups of the mean over their tokens. Lengths and counts are those of the given tokens.
+    trajectories or groups of the mean over their tokens. Lengths and counts are over the given tokens.
 
     Raises:
         ConfigError: ``seq-mean-token-sum-norm`` is used without `norm_length`.

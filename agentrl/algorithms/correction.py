@@ -34,7 +34,7 @@ class CorrectionMode(enum.StrEnum):
 
     @property
     def drops_tokens(self) -> bool:
-        """True if tokens may leave the loss, so that pi_old must be known before the denominators are computed."""
+        """True if tokens may be dropped, so that pi_old must be known before the denominators are computed."""
         return self is CorrectionMode.ICEPOP
 
 
@@ -45,7 +45,7 @@ class Correction:
     weights: torch.Tensor
     """Weight of each token; 0 for a dropped token."""
     kept: torch.Tensor
-    """Mask of tokens that are not dropped: bool; dropped tokens do not count in denominators."""
+    """Mask of kept tokens: bool; dropped tokens do not count in denominators."""
     truncated: torch.Tensor
     """Mask of tokens whose weight reached its cap, or that were dropped: bool."""
 
@@ -95,7 +95,7 @@ def _truncate(rho: torch.Tensor, cap: float) -> Correction:
 def k1(tokens: LossInput, *, limit: NotNegative, of: Unit = "token") -> torch.Tensor:
     """abs(q) at most `limit`, or abs(mean q) for whole sequences: bool [tokens].
 
-    With ``of: token``, single tokens are rejected; with ``of: sequence``, all tokens of a sequence by its mean.
+    With ``of: token``, single tokens are rejected; with ``of: sequence``, whole sequences, by their mean.
     """
     return _distance(tokens, _difference(tokens), of).abs() <= limit
 
@@ -104,7 +104,7 @@ def k1(tokens: LossInput, *, limit: NotNegative, of: Unit = "token") -> torch.Te
 def off_policy_sequence(tokens: LossInput, *, delta: NotNegative = 1e-4) -> torch.Tensor:
     """Tokens with A >= 0, and those of sequences whose mean log mu / pi is at most `delta`: bool [tokens].
 
-    Off-policy sequence masking (DeepSeek-V3.2, arXiv 2512.02556): nothing is learned from mistakes in a sequence that
+    Off-policy sequence masking (DeepSeek-V3.2, arXiv 2512.02556): negative advantages do not train in a sequence that
     the policy would no longer sample. The mean includes stale weights, earlier updates of the step, and the difference
     of trainer and engine. The default is slime's; a sequence that is not dropped may need a far larger one.
     """
@@ -140,8 +140,8 @@ def geometric(tokens: LossInput, *, band: tuple[float, float] = GEOMETRIC_BAND) 
 def top_entropy(tokens: LossInput, *, share: Share = 0.2) -> torch.Tensor:
     """The share of tokens, 20 %, with the highest entropy under the proximal policy: bool [tokens] (arXiv 2506.01939).
 
-    Tokens that tie with the last place are all kept; for example, the first tokens of a group's members have equal
-    entropy.
+    All tokens that tie with the last selected one are kept; for example, the first tokens of a group's members have
+    equal entropy.
     """
     entropy = require(tokens.entropy, Input.ENTROPY)
     return top_shares(entropy, min(max(1, round(share * entropy.numel())), entropy.numel())) > 0

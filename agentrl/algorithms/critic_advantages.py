@@ -1,7 +1,7 @@
 """Advantages from a critic's values: generalized advantage estimation over tokens, over turns, and over both.
 
-Observation tokens are not included, so that discounts apply only to sampled tokens. The reward of a turn without
-sampled tokens goes to the turn before it; see `EpisodeBatch.token_rewards`. The value after an episode's end is 0.
+Observation tokens are excluded, so that discounts apply only to sampled tokens. The reward of a turn without sampled
+tokens is assigned to the previous turn; see `EpisodeBatch.token_rewards`. The value after an episode's end is 0.
 
 `value` is the critic's loss.
 """
@@ -112,7 +112,7 @@ def _token_sums(episodes: EpisodeBatch, values: torch.Tensor, gamma: float, gae_
 
 
 def _following(values: torch.Tensor, segment: torch.Tensor) -> torch.Tensor:
-    """Shift values by one within segments, so that each gets the next value, and the last 0: [n]."""
+    """Shift values by one within segments, so that each entry has the next value, and the last one 0: [n]."""
     following = values.roll(-1)
     ends = segment != segment.roll(-1)
     ends[-1] = True
@@ -120,7 +120,7 @@ def _following(values: torch.Tensor, segment: torch.Tensor) -> torch.Tensor:
 
 
 class _SampledTurns:
-    """Turns with sampled tokens, numbered from 0 in the order of time; turns without are excluded."""
+    """Turns with sampled tokens, numbered from 0 in temporal order; other turns are excluded."""
 
     def __init__(self, episodes: EpisodeBatch) -> None:
         lengths, last = episodes.turn_tokens, episodes.last_tokens()

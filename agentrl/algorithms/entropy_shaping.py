@@ -1,7 +1,8 @@
 """Entropy shaping: a reward for the number of uncertain passages of an episode, by the difficulty of its task.
 
 ARES, arXiv 2510.08457. A token is followed by an uncertain passage if the mean entropy of the next tokens is above a
-threshold. Easy tasks should have few such tokens, hard ones many, and those in between about as many as others do.
+threshold. Episodes of easy tasks should have few such tokens, of hard tasks many, and of medium tasks an average
+number.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ WRONG_EPISODE_WEIGHTS = (0.6, 0.8, 1.0)
 """Weights of the reward of wrong episodes, for easy, medium and hard tasks; this and the following as in the authors'
 code."""
 MARGINS = (0.15, 0.25, 0.35)
-"""Tolerated relative deviations from the target; the deviation is at least 1 token."""
+"""Tolerated relative deviations from the target; the tolerance is at least 1 token."""
 BENDS = (2.0, 3.0, 4.0)
 """Excesses up to which a penalty is quadratic, and above which it is linear."""
 WIDTHS = (2.0, 2.5, 3.0)
@@ -42,9 +43,9 @@ class EntropyShaping:
     """Add a reward for the number of tokens before uncertain passages, by the difficulty of the task.
 
     ARES, arXiv 2510.08457. A task is easy if at least 2/3 of its group's episodes are solved, hard if fewer than 1/3
-    are. The target is the mean number in the step's groups of the same difficulty. Right episodes lose reward if they
-    have too many such tokens (easy), too many or too few (medium), or too few (hard); right episodes of hard tasks,
-    and wrong ones of all tasks, gain reward for many.
+    are. The target is the mean number in the step's groups of the same difficulty. Correct episodes lose reward if
+    they have too many such tokens (easy), too many or too few (medium), or too few (hard); correct episodes of hard
+    tasks, and incorrect episodes of all tasks, gain reward for many.
 
     Args:
         window: Number of tokens in a passage.

@@ -1,4 +1,4 @@
-"""Differences within groups: tests if an estimator tells the episodes of a group apart.
+"""Differences within groups: tests whether an estimator can distinguish the episodes of a group.
 
 estimator compares                             a group's episodes differ if
 ---------------------------------------------  ----------------------------------------------------------
@@ -25,7 +25,7 @@ MODELS = frozenset({Input.VALUES, Input.PROCESS_REWARD, Input.SCORE_NORM})
 
 
 def uses_own_advantages(estimator: Callable[..., object]) -> bool:
-    """Return True if the estimator's own advantages decide if the episodes of a group differ."""
+    """Return True if the estimator's own advantages determine whether the episodes of a group differ."""
     needed = needed_inputs(estimator)
     return (compares_group.of(estimator) or Input.GREEDY_RETURN in needed) and not needed & MODELS
 
@@ -36,8 +36,8 @@ def groups_with_advantages(
     """Mark the groups in which an estimator gives any token an advantage: bool [groups].
 
     Each group is estimated separately, so that whitening over the batch does not create advantages. An advantage counts
-    if it is not the rounding error of the returns or, where rewards differ, of numbers of size 1: normalized advantages
-    are that large, however large the rewards are.
+    if it exceeds the rounding error of the returns or, where rewards differ, of numbers of magnitude 1: normalized
+    advantages have this magnitude, whatever the scale of the rewards.
     """
     found = []
     for number in range(episodes.groups):
@@ -64,8 +64,8 @@ def _any_rewards_differ(group: EpisodeBatch) -> bool:
 def groups_with_different_rewards(episodes: EpisodeBatch) -> torch.Tensor:
     """Mark the groups in which returns, or the rewards of turns with the same number, differ: bool [groups].
 
-    The last turns of episodes are compared with each other, whatever their numbers, so that episodes with equal final
-    rewards count as equal, whatever their lengths.
+    The last turns of episodes are compared with each other, so that episodes of different lengths with equal final
+    rewards count as equal.
     """
     count, turns = episodes.returns.numel(), episodes.turn_episode
     sizes = torch.bincount(turns, minlength=count)

@@ -1,8 +1,8 @@
 """Losses that couple the episodes of a group: each compares log-probabilities of whole episodes within their group.
 
-The loss of an episode depends on tokens in other micro-batches. The choice of such a loss therefore computes, from all
-tokens of the update, each episode's loss and its derivative by log pi; the loss is then linear in log pi. If a step
-has several mini-batches, each should hold whole groups (`agentrl.training.batch.mini_batches`). All are meant for
+The loss of an episode depends on tokens in other micro-batches. The token selector of such a loss therefore computes,
+from all tokens of the update, each episode's loss and its derivative by log pi; the loss is then linear in log pi. If a
+step has several mini-batches, each should hold whole groups (`agentrl.training.batch.mini_batches`). All are meant for
 aggregation seq-mean-token-sum, the mean over episodes.
 """
 
@@ -40,7 +40,7 @@ class _Episodes:
         return segment_sum(values, self.of_token, self.count)
 
     def first(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the value of each episode that all its tokens have."""
+        """Return the common value of each episode's tokens."""
         return values.new_zeros(self.count).index_copy(0, self.of_token, values)
 
     def group_mean(self, values: torch.Tensor) -> torch.Tensor:
@@ -60,7 +60,7 @@ class _Episodes:
 
 
 def _count(numbers: torch.Tensor) -> int:
-    """Count what is numbered from 0; 0 if every token was rejected."""
+    """Return the number of indices, which start at 0; 0 if every token was rejected."""
     return int(numbers.max()) + 1 if numbers.numel() else 0
 
 
@@ -109,8 +109,8 @@ def gvpo_slopes(tokens: LossInput, *, beta: Positive = 0.1) -> torch.Tensor:
 def gvpo(tokens: LossInput, *, beta: Positive = 0.1) -> TokenLoss:
     """N / (n - 1) / 2 (x - mean_g x - (R - mean_g R))^2, x = beta log pi / pi_old of n episodes (arXiv 2504.19599).
 
-    GVPO; the derivative treats the group's mean as a constant, which changes nothing, as the errors add up to 0. The
-    best policy is pi_old exp(R / beta) up to a constant, whatever policy sampled the episodes.
+    GVPO; the derivative treats the group's mean as a constant, which is exact because the errors add up to 0. The
+    optimal policy is pi_old exp(R / beta) up to a constant, for any sampling policy.
     """
     return _linear(tokens, gvpo_slopes(tokens, beta=beta) if tokens.chosen is None else tokens.chosen)
 
@@ -131,8 +131,8 @@ def flowrl_slopes(tokens: LossInput, *, beta: Positive = 15.0) -> torch.Tensor:
 def flowrl(tokens: LossInput, *, beta: Positive = 15.0) -> TokenLoss:
     """W (log Z + mean_t log pi / pi_ref - beta mean_t A)^2, w = min(prod r, 10) (FlowRL, arXiv 2509.15207).
 
-    The authors predict log Z from the prompt with a network. Here it is what makes the group's errors add up to 0
-    (VarGrad, arXiv 2010.10436), so that no other model is trained. Meant for the advantages of `grpo`.
+    The authors predict log Z from the prompt with a network. Here, log Z is the value at which the group's errors add
+    up to 0 (VarGrad, arXiv 2010.10436), so that no other model is trained. Meant for the advantages of `grpo`.
     """
     return _linear(tokens, flowrl_slopes(tokens, beta=beta) if tokens.chosen is None else tokens.chosen)
 
@@ -174,8 +174,8 @@ def online_dpo_slopes(tokens: LossInput, *, beta: Positive = 0.1) -> torch.Tenso
 def online_dpo(tokens: LossInput, *, beta: Positive = 0.1) -> TokenLoss:
     """`dpo` of the best and the worst episode of each group, sampled in the same step (arXiv 2402.04792; SPIN of verl).
 
-    With ``reference.refresh_every``, the policy of the last round is the reference. Groups whose returns are equal have
-    no loss; of equal best or worst episodes, the first is taken.
+    With ``reference.refresh_every``, the policy of the last round is the reference. Groups with equal returns have no
+    loss; ties are resolved in favour of the first episode.
     """
     return _linear(tokens, online_dpo_slopes(tokens, beta=beta) if tokens.chosen is None else tokens.chosen)
 

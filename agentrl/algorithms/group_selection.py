@@ -3,11 +3,11 @@
 function               source                    keeps
 ---------------------  ------------------------  ---------------------------------------------------------------
 `in_band`              PRIME, ARES               groups whose share of solved episodes is in a range
-`top_p_groups`         RAGEN                     the groups that differ most, up to a share of all differences
-`resample_on_correct`  rStar2-Agent              some episodes of a group: right ones with the smallest penalties
+`top_p_groups`         RAGEN                     groups with the largest spreads, up to a share of all spreads
+`resample_on_correct`  rStar2-Agent              some episodes of a group: correct ones with the smallest penalties
 
-How much a group differs (`group_spreads`) is measured on what the estimator compares (`Compared`): not on total returns
-if it compares the components of the reward, or the rewards of turns.
+The spread of a group (`group_spreads`) is measured on the quantities that the estimator compares (`Compared`): for
+example, not on total returns if it compares reward components or the rewards of turns.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ Scale: TypeAlias = Literal["linear", "softmax"]
 
 
 class Compared(enum.StrEnum):
-    """Rewards by which an estimator tells episodes apart."""
+    """Rewards by which an estimator distinguishes episodes."""
 
     RETURNS = "returns"
     COMPONENTS = "components"
-    """Components of the reward by name, each on its own."""
+    """Individual components of the reward."""
     TURNS = "turns"
     """Rewards of turns with the same number, where the last turns count as equal."""
 
@@ -41,9 +41,9 @@ class Compared(enum.StrEnum):
 def compared_by(
     estimator: Callable[..., object], estimate: Callable[[EpisodeBatch], torch.Tensor | Estimate]
 ) -> Compared:
-    """Find what an estimator compares; `estimate` is the estimator with its options.
+    """Determine the rewards that an estimator compares; `estimate` is the estimator with its options.
 
-    An estimator compares turns if it tells apart two episodes with equal returns whose rewards come at different turns.
+    An estimator compares turns if it distinguishes two episodes with equal returns but rewards at different turns.
     """
     if Input.COMPONENTS in needed_inputs(estimator):
         return Compared.COMPONENTS
@@ -67,7 +67,7 @@ def compared_by(
 def group_spreads(
     compared: Compared, episodes: EpisodeBatch, *, weights: Mapping[str, float] | None = None
 ) -> torch.Tensor:
-    """Compute how much the episodes of each group differ: float64 [groups].
+    """Compute the spread of the episodes of each group: float64 [groups].
 
     It is the (unbiased) standard deviation of the returns, or the root of the summed variances of all components or
     turns; 0 if they differ by rounding only. `weights` are factors of components, 1 by default.
@@ -127,12 +127,11 @@ def top_p_groups(spread: torch.Tensor, p: float, *, scale: Scale = "linear") -> 
 def resample_on_correct(
     right: Sequence[bool], penalty: Sequence[float], *, keep: int, least_right: int = 2, least_wrong: int = 2
 ) -> list[int]:
-    """Choose `keep` episodes of a group, with its shares of right and wrong ones; return their places in order.
+    """Choose `keep` episodes of a group in proportion to its correct and incorrect ones; return their sorted indices.
 
-    rStar2-Agent (arXiv 2508.20722): of the right episodes, those with the smallest penalties, such as
-    shares of failed tool calls; of the wrong ones, the first. Both kinds keep at least `least_right` and `least_wrong`
-    members if the group has as many. A group of at most `keep` episodes, or one whose shares are both too small, is
-    kept whole.
+    rStar2-Agent (arXiv 2508.20722): the correct episodes with the smallest penalties, such as the share of failed tool
+    calls, and the first incorrect episodes. At least `least_right` and `least_wrong` episodes of each kind are kept if
+    the group has as many. A group of at most `keep` episodes, or one with too few of both kinds, is kept whole.
 
     >>> resample_on_correct([True, True, True, False], [0.5, 0.0, 0.2, 0.0], keep=2, least_right=1, least_wrong=1)
     [1, 3]

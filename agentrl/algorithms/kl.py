@@ -45,7 +45,7 @@ def kl_divergence(estimator: KLEstimator, logp: torch.Tensor, reference_logp: to
         case KLEstimator.K3 | KLEstimator.K3_RATIO:
             return k3
         case KLEstimator.K1_PLUS:
-            # The gradient of k2, which is kept beyond the clamp: a token that is too unlikely must not become free.
+            # the gradient of k2 is kept beyond the clamp, so that very unlikely tokens are still penalized
             return k1.detach() + k1.detach() * (logp - logp.detach())
         case KLEstimator.K3_PLUS:
             return k3.detach() + k2 - k2.detach()

@@ -1,6 +1,5 @@
-"""Losses for off-policy data: stale tokens, and regressions instead of surrogates.
-
-Some learn from demonstrations, a teacher, pairs of trajectories, or outcomes (the reward model of PRIME).
+"""Losses for off-policy data: stale tokens, regressions instead of surrogates, demonstrations, a teacher, pairs of
+trajectories, and outcomes (the reward model of PRIME).
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ def dqo(tokens: LossInput, *, beta: Positive = 0.03) -> TokenLoss:
     """(beta log(pi / mu) - A)^2, for the advantages `dqo`: Q = V + beta log(pi / pi_ref) (DQO, arXiv 2410.09302).
 
     The error of Q is beta log(pi / pi_ref) - (r + later rewards and values - V). With the shaping ``kl`` of weight
-    beta, A contains -beta log(mu / pi_ref) of the token itself, so that pi_ref cancels.
+    beta, A contains the token's own -beta log(mu / pi_ref), so that pi_ref cancels.
     """
     return plain_loss((beta * (tokens.logp - tokens.behaviour_logp) - tokens.advantage).square())
 
@@ -95,8 +94,8 @@ def distill(tokens: LossInput) -> TokenLoss:
 def distill_top_k(tokens: LossInput) -> TokenLoss:
     """KL(teacher, pi) over the teacher's k most probable tokens and all others as one (GKD, arXiv 2306.13649).
 
-    The loss is sum_v p(v) (log p(v) - log pi(v)), where v is one of these tokens, or the rest of the vocabulary as one
-    event. It is 0 only if teacher and policy agree on all these probabilities. If k is the whole vocabulary, it is the
+    The loss is sum_v p(v) (log p(v) - log pi(v)), where v is one of these tokens or the rest of the vocabulary as one
+    event. It is 0 only if teacher and policy agree on all these probabilities. If k is the vocabulary size, it is the
     forward KL.
     """
     teacher = with_rest(require(tokens.teacher_top_logp, Input.TEACHER_TOP))
@@ -105,7 +104,7 @@ def distill_top_k(tokens: LossInput) -> TokenLoss:
 
 
 def with_rest(logp: torch.Tensor) -> torch.Tensor:
-    """Append the log-probability of all other tokens to those of some: [tokens, k + 1] from [tokens, k]."""
+    """Append the log-probability of all remaining tokens: [tokens, k + 1] from [tokens, k]."""
     known = logp.exp().sum(-1, keepdim=True).clamp(max=1 - MIN_REST)
     return torch.cat([logp, torch.log1p(-known)], dim=-1)
 

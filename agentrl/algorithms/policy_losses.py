@@ -73,7 +73,7 @@ def gspo(tokens: LossInput, *, clip_low: float | None = None, clip_high: float |
 def luspo(tokens: LossInput, *, clip_low: float | None = None, clip_high: float | None = None) -> TokenLoss:
     """`gspo`, for aggregation seq-mean-token-sum: long sequences weigh as much per token as short ones.
 
-    LUSPO, arXiv 2602.05261; in TRL, the loss of each sequence is multiplied by its length.
+    LUSPO, arXiv 2602.05261; TRL multiplies the loss of each sequence by its length.
     """
     return gspo(tokens, clip_low=clip_low, clip_high=clip_high)
 
@@ -134,7 +134,8 @@ def cispo(tokens: LossInput, *, clip_low: float | None = None, clip_high: float 
     """-sg(clip(r, 1 - lo, 1 + hi)) A log pi, with lo = 1 (no lower bound) and hi = 4 (CISPO, arXiv 2506.13585).
 
     MiniMax-M1 tunes hi and does not publish it. The bound 1 + hi = 5 is from ScaleRL (arXiv 2510.13786); TRL's
-    documentation recommends it, too. A bound near 1 reduces the weight of the rare tokens that the loss should keep.
+    documentation recommends it, too. A bound near 1 would down-weight the rare tokens that this loss is meant to
+    preserve.
     """
     bounds = clip_range(None, clip_low, clip_high, default=CISPO_CLIP)
     ratio = tokens.ratio.detach()
@@ -151,7 +152,7 @@ def reinforce(tokens: LossInput) -> TokenLoss:
 def sapo(tokens: LossInput, *, tau_positive: Positive = 1.0, tau_negative: Positive = 1.05) -> TokenLoss:
     """-A (4 / tau) sigmoid(tau (r - 1)), tau by the sign of A: 1.0 for A > 0, 1.05 for A < 0 (SAPO, arXiv 2511.20347).
 
-    At a ratio of 1 the gradient is that of PPO; for distant ratios it decreases smoothly instead of being clipped.
+    At a ratio of 1, the gradient equals PPO's; away from 1, it decreases smoothly instead of being clipped.
     """
     tau = torch.full_like(tokens.logp, tau_negative).masked_fill(tokens.advantage > 0, tau_positive)
     return plain_loss(-tokens.advantage * (4 / tau) * (tau * (tokens.ratio - 1)).sigmoid())
@@ -280,8 +281,8 @@ def random_in_band(
 ) -> torch.Tensor:
     """Draw a random share of tokens, at least one, with a covariance in [cov_low, cov_high]: 0 to 1, [tokens].
 
-    Tokens that `ppo` clips are not drawn. Every update draws again, over the tokens sorted by covariance. Tokens with
-    equal covariance share evenly the places drawn among them, so that the order of tokens does not matter.
+    Tokens that `ppo` clips are not drawn. Every update draws anew, over the tokens sorted by covariance. Tokens with
+    equal covariance evenly share the places drawn among them, so that the order of tokens does not matter.
     """
     covariance = token_covariance(tokens)
     bounds = clip_range(clip, clip_low, clip_high, default=PPO_CLIP)
@@ -333,8 +334,8 @@ def dppo(
 ) -> TokenLoss:
     """-A r, 0 where (A > 0 and pi - mu > delta_high) or (A < 0 and mu - pi > delta_low) (DPPO, arXiv 2602.04879).
 
-    A rare token may thus gain many times its probability, and a frequent one at most delta. The thresholds are those of
-    the authors' scripts in verl, 0.15 for this loss and 0.05 for `dppo_binary_kl`.
+    The probability of a rare token may thus increase many times, that of a frequent token by at most delta. The
+    thresholds are those of the authors' scripts in verl, 0.15 for this loss and 0.05 for `dppo_binary_kl`.
 
     ``delta_low`` and ``delta_high`` are the maximum loss and gain of probability of a trained token. ``cap`` is
     the maximum weight r of a token's gradient: 20 as in verl, large because truncation adds bias (section 5.4).

@@ -1,7 +1,7 @@
 """Reward shapings: functions that change rewards before advantages are estimated.
 
-A shaping is a function of `EpisodeRewards`; its keyword-only parameters are the config's options. A reward of a whole
-episode goes to its last turn.
+A shaping is a function of `EpisodeRewards`; its keyword-only parameters are the config's options. The reward of a
+whole episode is assigned to its last turn.
 
 Special shapings subtract the KL to a reference, with a fixed or adaptive weight, or resample episodes.
 """
@@ -38,8 +38,8 @@ class EpisodeRewards:
     sampled: torch.Tensor
     """Number of sampled tokens: int64 [episodes]."""
     unfinished: torch.Tensor
-    """Mask of episodes that ended before the environment ended them, because a budget was exhausted or too many answers
-    were unusable: bool [episodes]."""
+    """Mask of episodes that the runtime ended, because a budget was exhausted or too many answers were unusable: bool
+    [episodes]."""
     longest: torch.Tensor
     """Number of tokens of the longest sequence: int64 [episodes]."""
     max_tokens: int
@@ -79,7 +79,7 @@ def repair_penalty(rewards: EpisodeRewards, *, penalty: float) -> EpisodeRewards
 def unfinished_penalty(rewards: EpisodeRewards, *, penalty: float) -> EpisodeRewards:
     """Add `penalty`, which is at most 0, to each episode that ended before the environment ended it.
 
-    It is for environments with negative rewards, in which exhausting a budget would otherwise pay better than losing.
+    Meant for environments with negative rewards, in which exhausting a budget would otherwise be better than losing.
     """
     _check("unfinished", penalty <= 0, "penalty", penalty, "at most 0")
     return rewards.with_episodes(rewards.unfinished.double() * penalty)
@@ -110,9 +110,9 @@ def cosine(
 ) -> EpisodeRewards:
     """Replace the return by long + (short - long) (1 + cos(pi l)) / 2, where l is the length over ``agent.max_tokens``.
 
-    Demystifying Long Chain-of-Thought, arXiv 2502.03373, with Open-R1's values. Correct episodes, whose
-    return is above 0, get less for a longer answer, and incorrect ones more. The length counts sampled tokens, at most
-    the maximum.
+    Demystifying Long Chain-of-Thought, arXiv 2502.03373, with Open-R1's values. Correct episodes, whose return is above
+    0, get less reward for a longer answer, and incorrect ones more. The length counts sampled tokens, at most the
+    maximum.
     """
     share = (rewards.sampled.double() / rewards.max_tokens).clamp(max=1.0)
     returns = rewards.returns
@@ -125,8 +125,8 @@ def cosine(
 def group_length(rewards: EpisodeRewards, *, factor: float = 1.0) -> EpisodeRewards:
     """Add `factor` times 1/2 - (len - min) / (max - min), within the group; at most 0 for returns that are not above 0.
 
-    Kimi k1.5, arXiv 2501.12599, section 2.3.3. len counts sampled tokens; groups whose episodes are equally long get
-    nothing.
+    Kimi k1.5, arXiv 2501.12599, section 2.3.3. len counts sampled tokens; groups whose episodes are equally long are
+    unchanged.
     """
     length, count = rewards.sampled.double(), int(rewards.group.max()) + 1 if rewards.group.numel() else 0
     low = torch.full((count,), torch.inf, dtype=torch.float64).scatter_reduce(0, rewards.group, length, "amin")
@@ -159,7 +159,7 @@ def win_rate(rewards: EpisodeRewards) -> EpisodeRewards:
 
     Returns that differ by rounding only are a draw.
 
-    It estimates the probability of winning against the policy itself (SPPO, arXiv 2405.00675, section 4).
+    This estimates the probability of winning against the policy itself (SPPO, arXiv 2405.00675, section 4).
     """
     returns, group = rewards.returns, rewards.group
     others = (group[:, None] == group) & ~torch.eye(group.numel(), dtype=torch.bool)

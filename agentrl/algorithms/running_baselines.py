@@ -1,7 +1,7 @@
-"""Estimators with a baseline that is kept from step to step, for roles, types of tasks or tasks; groups of one suffice.
+"""Estimators with a running baseline per role, task type or task, which persists between steps; groups of one suffice.
 
-A tracker keeps the numbers of each of them. An episode's baseline is read before its own return changes it, so it
-does not depend on the episode.
+A tracker maintains the statistics of each baseline. An episode's baseline is read before its own return updates it, so
+it does not depend on the episode.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ Decay: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
 
 
 class BaselineTracker(Protocol):
-    """Rule for the numbers from which a baseline is computed."""
+    """Rule for the statistics from which a baseline is computed."""
 
     unit: Unit
     start: Sequence[float]
-    """Numbers before the first episode."""
+    """Initial statistics."""
 
     def baseline(self, numbers: Sequence[float]) -> float:
         """Compute the baseline."""
 
     def update(self, numbers: Sequence[float], reward: float) -> Sequence[float]:
-        """Return the numbers after an episode with a return."""
+        """Return the statistics updated with an episode's return."""
 
 
 class RoleMean:
@@ -49,7 +49,7 @@ class RoleMean:
         return numbers[0]
 
     def update(self, numbers: Sequence[float], reward: float) -> Sequence[float]:
-        """Move the average."""
+        """Return the updated average."""
         return (self._decay * numbers[0] + (1 - self._decay) * reward,)
 
 
@@ -76,9 +76,9 @@ class TaskSuccess:
 def rae(episodes: EpisodeBatch, *, decay: Decay = 0.95, per: Literal["role", "kind"] = "role") -> torch.Tensor:
     """A = R - b, b = decay b + (1 - decay) R over the earlier episodes of the role: [tokens] (arXiv 2506.24119).
 
-    Role-conditioned advantage estimation of SPIRAL, for self-play. The mean of a group says nothing in a zero-sum game;
-    b is the usual return of the role. Every role of every environment has its own b, which starts at 0; with ``per:
-    kind``, every role and type of task (`agentrl.task.Task.type`), for a role whose tasks differ in difficulty.
+    Role-conditioned advantage estimation of SPIRAL, for self-play. A group mean carries no information in a zero-sum
+    game; b is the average return of the role. Every role of every environment has its own b, which starts at 0; with
+    ``per: kind``, every role and type of task (`agentrl.task.Task.type`), for a role whose tasks differ in difficulty.
     """
     del decay, per  # the tracker's
     return episodes.to_tokens(_above_baseline(episodes))
@@ -89,7 +89,7 @@ def rae(episodes: EpisodeBatch, *, decay: Decay = 0.95, per: Literal["role", "ki
 def spo(episodes: EpisodeBatch, *, rho: Decay = 0.875) -> torch.Tensor:
     """A = R - a / (a + b), whitened over the episodes; a = rho a + R, b = rho b + 1 - R per task (arXiv 2509.13232).
 
-    SPO, with a constant rho and rewards from 0 to 1: [tokens]. a and b start at 1/2. For tasks that come again and
+    SPO, with a constant rho and rewards from 0 to 1: [tokens]. a and b start at 1/2. Meant for repeated tasks and
     groups of one. The authors also discount by the KL since the task's last episode, and draw tasks by their success;
     see curricula for the latter.
     """

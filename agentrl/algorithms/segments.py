@@ -1,4 +1,4 @@
-"""Statistics over segments (groups of episodes, sequences or turns of tokens), and the largest of many values.
+"""Statistics over segments (groups of episodes, sequences or turns of tokens), and top-k selection with ties.
 
 Results do not depend on the order of a segment's members, except for the last bits of sums.
 """
@@ -38,9 +38,9 @@ def segment_std(values: torch.Tensor, segment: torch.Tensor, count: int, *, unbi
 
 
 def _power_of_two(largest: torch.Tensor) -> torch.Tensor:
-    """Find a power of two near each number, so that squares of quotients neither overflow nor underflow: [n].
+    """Compute a power of two near each number, so that squares of quotients neither overflow nor underflow: [n].
 
-    Dividing by a power of two is exact, so it does not change the result.
+    Division by a power of two is exact, so it does not change the result.
     """
     exponent = torch.frexp(largest).exponent
     return torch.where(largest > 0, torch.ldexp(torch.ones_like(largest), exponent - 1), 1.0)
@@ -55,7 +55,7 @@ def deviation(values: torch.Tensor, baseline: torch.Tensor, segment: torch.Tenso
     """Subtract a baseline from values, both [n]; the result is exactly 0 where they differ by rounding only.
 
     The mean of equal numbers may differ from them: the mean of three times 0.7 is 0.7 - 1e-16. That difference would be
-    a gradient, and an optimizer that divides by the gradient's size would make a full step. The bounds are those of
+    a gradient, and an optimizer that normalizes gradients would take a full step. The bounds are those of
     `agentrl.reward.rewards_differ`.
     """
     largest = values.new_zeros(count).scatter_reduce(0, segment, values.abs(), "amax")

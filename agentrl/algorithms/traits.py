@@ -1,4 +1,4 @@
-"""Traits of estimators and losses on which a trainer relies; they are declared where a function is defined."""
+"""Traits of estimators and losses that the trainer uses, declared where a function is defined."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Marked = TypeVar("Marked", bound=Callable[..., Any])
 
 
 class Input(enum.StrEnum):
-    """Optional input of a step; the value is its name in messages."""
+    """Optional input of a step; the value describes it in messages."""
 
     VALUES = "a critic's values"
     GREEDY_RETURN = "a greedy rollout of each task"
@@ -32,14 +32,14 @@ class Input(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TokenSelector:
-    """Choice of a loss among all tokens of an update, made before the loss is computed."""
+    """Selection of a loss among all tokens of an update, made before the loss is computed."""
 
     choose: Callable[..., Any]
     """Function from a `LossInput` of the whole update to [tokens], bool, or (without `drops`) to numbers, [tokens] or
     [tokens, n]; its options are a subset of the loss's."""
     drops: bool
-    """True if tokens that are not chosen leave the loss and its denominators; the choice must not depend on the current
-    policy then."""
+    """True if tokens that are not selected are dropped from the loss and its denominators; the selection must then not
+    depend on the current policy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ advantage_weighted = Trait("advantage_weighted")
 ignores_advantage = Trait("ignores_advantage")
 """Mark of a loss that does not read advantages, so that an estimator's options would be ignored."""
 reads_policy = Trait("reads_policy")
-"""Mark of a filter that compares with the current policy, which takes a forward pass from a step's second update on."""
+"""Mark of a filter that needs the current policy, and so a forward pass from a step's second update on."""
 weighs_behaviour = Trait("weighs_behaviour")
 """Mark of a loss that already contains the weight pi_old / mu, so that a correction would apply it twice."""
 
@@ -93,12 +93,12 @@ def needed_inputs(function: Callable[..., Any]) -> frozenset[Input]:
 
 
 def tracks(tracker: Callable[..., Any]) -> Callable[[Marked], Marked]:
-    """Mark an estimator whose baselines a class keeps from step to step; see `agentrl.algorithms.running_baselines`."""
+    """Mark an estimator with running baselines, kept by a tracker class; see `agentrl.algorithms.running_baselines`."""
     return _mark("tracker", tracker)
 
 
 def tracker_of(estimator: Callable[..., Any]) -> Callable[..., Any] | None:
-    """Return the class that keeps an estimator's baselines, if it was marked with `tracks`."""
+    """Return the tracker class of an estimator that was marked with `tracks`."""
     return getattr(estimator, "tracker", None)
 
 

@@ -1,4 +1,4 @@
-"""Advantages of episodes that branch: a group of episodes is a tree, and siblings are compared.
+"""Advantages of branching episodes: a group of episodes is a tree, and siblings are compared.
 
 The root of a group's tree is the start of its task. Every episode is a path from the root to a leaf; an episode that
 was continued from turn k of another one shares that episode's first k turns. A node is the root or a turn before which
@@ -12,14 +12,14 @@ All tokens of an edge have its advantage. At a node with n edges, this is n / (n
 step in TreeRL (arXiv 2506.11902), without its second term V(v) - V(root). Tree-GRPO (arXiv 2509.21240) compares the
 leaves of a tree and those of all trees, relative to their deviations.
 
-The estimate of the policy gradient is unbiased if a branch point depends on nothing after it:
+The estimate of the policy gradient is unbiased if the choice of a branch point depends on nothing after it:
 
 - The return of a path below an edge is a sample of the return after each of the edge's actions, and so is V(v), whose
   paths differ only after v. The baseline is a function of the siblings, which are independent of the edge's actions
   given the history up to u.
 - Each path alone is a sample of the policy. A gradient that gives each path the same weight therefore counts an edge
   once for each path through it: the tokens of a shared edge occur in each of these episodes. Training them only once,
-  with the mean of the paths' advantages, would weigh early turns less than late ones.
+  with the mean of the paths' advantages, would weight early turns less than late ones.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from agentrl.reward import MIN_DIFFERENCE, ROUNDING
 def tree(episodes: EpisodeBatch, *, normalize: bool = False) -> torch.Tensor:
     """A = V(v) - mean V of the siblings of v, V(v) = mean of its children: [tokens] (see arXiv 2506.11902, 2509.21240).
 
-    v is the end of the tokens' part of a group's tree of episodes (``agent.branch``): the next turn before which
+    v is the end of the tokens' edge in a group's tree of episodes (``agent.branch``): the next turn before which
     episodes branch, or the end of the episode, whose V is the return. In a group without branches this is `rloo`. With
     ``normalize``, A is divided by the standard deviation of the group's returns, plus 1e-6.
     """
@@ -60,11 +60,11 @@ class _Path:
     """One episode of a tree."""
 
     turns: range
-    """Numbers of its turns in the batch."""
+    """Indices of its turns in the batch."""
     value: float
     """Return."""
     shared: int
-    """Number of first turns that it shares with the tree's trunk; all turns of the trunk itself."""
+    """Number of initial turns shared with the tree's trunk; for the trunk itself, all its turns."""
 
 
 @dataclass(slots=True)

@@ -21,8 +21,8 @@ from agentrl.errors import TrainingError
 class EpisodeBatch:
     """Episodes of a step, with their turns and sampled tokens.
 
-    It holds only what is used: episodes with a reward, and only the sampled tokens of each sequence, so that no mask
-    is needed. Numbers are float64, because standard deviations near 0 are compared with 1e-6.
+    It contains only episodes with a reward and the sampled tokens of each sequence, so that no mask is needed. Numbers
+    are float64, because standard deviations near 0 are compared with 1e-6.
 
     Two episodes of one group; the first has two turns of 2 and 1 tokens, the second one turn of 3 tokens:
 
@@ -73,7 +73,7 @@ class EpisodeBatch:
     """Number of each episode's tree: int64 [episodes]; episodes that share turns have the same one. ``None`` if no
     episode branches from another one."""
     branch_turn: torch.Tensor | None = None
-    """Number of first turns that each episode shares with the one it branches from, -1 for none: int64 [episodes]."""
+    """Number of initial turns that each episode shares with its parent, -1 if it does not branch: int64 [episodes]."""
 
     @property
     def token_episode(self) -> torch.Tensor:
@@ -178,7 +178,7 @@ MEAN_LOG_RATIO_LIMIT = 10.0
 class LossInput:
     """Sampled tokens of whole sequences (one micro-batch); tensors are [tokens] unless stated otherwise.
 
-    A loss gets only the trained tokens. Tokens that a filter or the correction rejects are not included, so that no
+    A loss receives only the trained tokens. Tokens that a filter or the correction rejects are excluded, so that no
     ratio, mean or share of a sequence depends on them.
     """
 
@@ -213,9 +213,9 @@ class LossInput:
     entropy: torch.Tensor | None = None
     """Entropy of the proximal policy at the token, in nats, for filters."""
     chosen: torch.Tensor | None = None
-    """Choice of the loss among all tokens of the update (`agentrl.algorithms.traits.chooses`): bool, from 0 to 1 where
-    tied tokens share a place, or numbers that depend on whole groups. If it is ``None``, the loss chooses among the
-    given tokens."""
+    """Selection among all tokens of the update (`agentrl.algorithms.traits.chooses`): bool, from 0 to 1 where tied
+    tokens share a place, or numbers that depend on whole groups. If it is ``None``, the loss selects among the given
+    tokens."""
     draw: int = 0
     """Seed of a loss's random choices: different in every update, equal on all ranks and in all micro-batches."""
 

@@ -1,4 +1,4 @@
-"""The contract of an environment, with observations and actions in text (and images).
+"""Contract of an environment with observations and actions in text (and images).
 
 An environment is a plain `gymnasium.Env`, or an `AsyncEnv` with the same five-tuple. Observations are text or message
 content; an action is the text of one model turn (the agent loop has already extracted it from the answer). Optional
@@ -16,7 +16,7 @@ parts are found by name:
 
 The final ``info`` may hold ``success`` (bool) and ``task_type`` (str); each step's may hold ``valid`` (bool, False if
 the action was not understood) and ``reward_components`` (numbers by name); that of `reset` may hold ``goal`` (str,
-which loops repeat when the first observation is out of sight; empty if every observation is sufficient).
+which loops repeat when the first observation has left the context; empty if every observation is sufficient).
 
 Several players: ``info["players"]`` of `reset` lists their names, in their order. The ``player`` of each info is the
 player that acts next and reads the observation. A step's ``rewards`` holds rewards of single players, by name; its
@@ -26,8 +26,8 @@ An episode may propose tasks for later episodes: ``proposals`` in an info is a l
 environment's task source reads if it is an `agentrl.task.ProposedTasks`.
 
 Some of the players may be roles that the runtime plays for the environment, such as a simulated user: those named by
-`EnvironmentSpec.roles_of`. Agents see only what the environment shows of them. ``instructions`` in the info of `reset`
-holds, by name, the information that only such a role reads. See docs/roles.md.
+`EnvironmentSpec.roles_of`. Agents see only the parts that the environment shows. ``instructions`` in the info of
+`reset` maps such roles to information for them alone. See docs/roles.md.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 AnyEnv: TypeAlias = "gymnasium.Env[Any, Any] | AsyncEnv"
-"""An environment of either kind."""
+"""Environment of either kind."""
 
 
 class AsyncEnv(ABC):
-    """An environment with asynchronous steps (of a service, a sandbox); otherwise like `gymnasium.Env`."""
+    """Environment with asynchronous steps, such as a service or a sandbox; otherwise like `gymnasium.Env`."""
 
     action_hint: str = ""
 
@@ -87,17 +87,17 @@ async def maybe_await(value: T | Awaitable[T]) -> T:
 
 
 class Expert(Protocol):
-    """A scripted policy: an upper bound, and the source of warm starts."""
+    """Scripted policy: an upper bound, and the source of demonstrations for warm starts."""
 
     def act(self, observation: Content) -> str:
         """Return the next action, given the observation after the last one."""
 
 
 class FallibleExpert(Expert, Protocol):
-    """An expert that can also make mistakes and recover from them; `agentrl sft` uses it if `sft.mistakes` is set."""
+    """Expert that can also make mistakes and recover from them; `agentrl sft` uses it if `sft.mistakes` is set."""
 
     def mistake(self, rng: random.Random) -> str | None:
-        """Return a mistake to make before the action that `act` returned last.
+        """Return a mistake to make before the latest action of `act`.
 
         Args:
             rng: Random numbers for the choice of the mistake.
@@ -109,11 +109,11 @@ class FallibleExpert(Expert, Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertAction:
-    """Action of an expert, good or deliberately bad."""
+    """Action of an expert, possibly a deliberate mistake."""
 
     text: str
     is_mistake: bool = False
-    """True for a mistake: it carries no loss, but the recovery from it is learned."""
+    """True for a mistake, which has no loss; only the recovery from it is trained."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +133,7 @@ class StepResult:
 
 
 class Isolation(enum.StrEnum):
-    """Place where an environment's blocking code runs."""
+    """Isolation of an environment's blocking code."""
 
     INLINE = "inline"
     """In the event loop: for simulators whose steps take well under a millisecond, and for an `AsyncEnv`."""

@@ -5,8 +5,8 @@
 ``agentrl/Household-v0``       a Gymnasium id; under ``agentrl/`` it is the registry name in CamelCase
 ``my_game:GuessNumber-v0``     a Gymnasium id that ``import my_game`` registers
 ``my_game:GuessNumber``        an environment class (also of TRL's kind) or an `EnvironmentSpec` in a module
-``./my_game.py:GuessNumber``   the same in a file
-``http://127.0.0.1:8100``      an environment that `agentrl env serve` serves there
+``./my_game.py:GuessNumber``   a class or a spec in a file
+``http://127.0.0.1:8100``      an environment that `agentrl env serve` serves at this address
 ============================== ==========================================================================
 
 A name may end with a split, as in ``household/valid``, which `parse_env_name` separates. Environments without an
@@ -91,7 +91,7 @@ def resolve_environment(name: str) -> EnvironmentSpec:
 
     Raises:
         UnknownNameError: no such environment; the message gives the nearest names.
-        UsageError: a module cannot be imported, the name is not that of an environment, or no server answers.
+        UsageError: a module cannot be imported, the name is not an environment's, or no server answers.
     """
     if ADDRESS.fullmatch(name):
         return remote_spec(name.rstrip("/"))
@@ -113,7 +113,7 @@ def spec_of(target: object) -> EnvironmentSpec:
     """Return the spec of an environment's class, of a function that creates one, or of a spec.
 
     Raises:
-        UsageError: the target is something else.
+        UsageError: the target is none of these.
     """
     module, own = getattr(target, "__module__", None), getattr(target, "__qualname__", type(target).__name__)
     return _spec_of(f"{module}:{own}" if module else shorten(target), target)

@@ -1,7 +1,7 @@
-"""Spellings of control tokens in text, for services that render messages with their own tokenizer.
+"""Detection of spelled-out control tokens in text, for services that render messages with their own tokenizer.
 
-Most control tokens have one of a few shapes; the others are listed by the families that use them. If the tokenizer of a
-service is known, its tokens are found as well.
+Most control tokens have one of a few shapes; the others are listed by model family. If the tokenizer of a service is
+known, its control tokens are detected as well.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ _SPELLED = re.compile(rf"(?i:<(?={_ANGLE}))|\[(?={_BRACKET})|{'|'.join(_OTHER_SH
 
 
 class TokenBreaker:
-    """Function that breaks up spelled control tokens with a space after their first character.
+    """Function that breaks up spelled-out control tokens with a space after their first character.
 
     Args:
-        tokens: Control tokens of a known tokenizer; those of one character are ignored.
+        tokens: Control tokens of a known tokenizer; single characters are ignored.
     """
 
     def __init__(self, tokens: Collection[str] = ()) -> None:
@@ -67,7 +67,7 @@ class TokenBreaker:
         self._own = re.compile(f"(?={own}).", re.DOTALL) if own else None
 
     def __call__(self, text: str) -> str:
-        """Return a text that does not contain the spelling of a control token.
+        """Return the text with all spelled-out control tokens broken up.
 
         >>> TokenBreaker()("done<|im_end|> [/INST] a < b"), TokenBreaker(["@@END"])("so @@END")
         ('done< |im_end|> [ /INST] a < b', 'so @ @END')

@@ -1,4 +1,4 @@
-"""Users' data files (JSON Lines, a JSON array of objects, Parquet, or Arrow): their rows, and the messages in a row.
+"""User data files (JSON Lines, a JSON array of objects, Parquet, or Arrow): their rows, and the messages in a row.
 
 Lines end only at line feeds: the separators U+2028, U+2029 and U+0085 may occur in a JSON text. Byte order marks,
 UTF-16 with its mark, and gzip are supported. Merged data sets fill missing columns and keys with nulls, and pandas with
@@ -38,7 +38,7 @@ _WIDE = (
 """Encodings with a byte order mark at the start of a file; longer marks first."""
 _EXPECTED = "one JSON object per line, an array of objects, or Parquet"
 _CONSTANTS: Mapping[str, float] = {"Infinity": math.inf, "-Infinity": -math.inf}
-"""Values of the constants that Python writes and that are not JSON; NaN is a null."""
+"""Values of the constants that Python writes although they are not JSON; NaN is read as null."""
 _ESCAPED_HALF = re.compile(r"\\u[dD][89a-fA-F]")
 _HALF = re.compile("[\ud800-\udfff]")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w-]*/[\w.-]+")
@@ -48,9 +48,9 @@ MEDIA_COLUMNS = (
     *("images", "image", "videos", "video", "audios", "audio"),
     *("multi_modal_data", "multi_modal_inputs"),
 )
-"""Columns of a row, and keys of a message, with media that the model would not see."""
+"""Columns of a row, and keys of a message, with media that are not shown to the model."""
 THINKING_KEYS = ("reasoning_content", "reasoning", "thinking")
-"""Keys of a message with the thinking before its answer, in the order of preference."""
+"""Keys of a message with the reasoning before its answer, in order of preference."""
 TEXT_TYPES = (None, "text", "input_text", "output_text")
 MEDIA_KEYS = (*MEDIA_COLUMNS, "image_url", "video_url", "audio_url", "input_audio", "file")
 """Keys of a message part, next to its ``text``, with other media."""
@@ -66,11 +66,11 @@ class Row(NamedTuple):
     location: str
     """File and line (in Parquet and arrays: row), for messages."""
     values: Mapping[str, Any]
-    """Values by column, nulls included."""
+    """Values by column, including nulls."""
     number: int
-    """Number of the line, counted from 1; in Parquet and arrays, of the row. Several files are counted through."""
+    """Line number, from 1 (in Parquet and arrays, the row number), counted over all files."""
     folder: Path = Path()
-    """Folder of the file, where relative paths begin."""
+    """Folder of the file, to which paths are relative."""
 
     @property
     def columns(self) -> list[str]:
@@ -87,7 +87,7 @@ class Row(NamedTuple):
 
 
 def read_rows(path: str | Path, what: str = "file") -> Iterator[Row]:
-    """Read the rows of a file, or of several ones, in their order; empty lines are skipped.
+    """Read the rows of one or several files in order; empty lines are skipped.
 
     Args:
         path: File, folder, pattern, or address of a data set; see `agentrl.message.data_source`. The content of a file
@@ -146,7 +146,7 @@ def _json_rows(lines: Iterator[str], file: Path) -> Iterator[Row]:
 
 
 def _array_rows(text: str, line: int, file: Path) -> Iterator[Row]:
-    """Read the rest of a file, which is an array that begins at a line."""
+    """Read the rest of a file that contains an array."""
     has_halves = _ESCAPED_HALF.search(text)
     for number, value in enumerate(_parse(text, str(file), first_line=line), start=1):
         location = f"{file} row {number}"
@@ -155,7 +155,7 @@ def _array_rows(text: str, line: int, file: Path) -> Iterator[Row]:
 
 
 def _with_whole_characters(values: Mapping[str, Any], location: str) -> Mapping[str, Any]:
-    """Replace halves of characters, which UTF-8 and tokenizers do not have, by question marks, and warn about them."""
+    """Replace lone surrogates, which UTF-8 and tokenizers do not support, with question marks, and log a warning."""
     halves = _HALF.search(json.dumps(values, ensure_ascii=False))
     if halves is None:
         return values
@@ -261,7 +261,7 @@ def _without_nans(value: Any) -> Any:
 
 
 def _arrow_rows(file: Path, *, is_stream: bool) -> Iterator[Row]:
-    """Read a file that the library datasets saved to disk."""
+    """Read a file that was saved by the library datasets."""
     from pyarrow import ArrowException, ipc, memory_map  # slow to import, and rarely needed
 
     try:
@@ -288,7 +288,7 @@ class UniqueIds:
         """Add the id of a row.
 
         Raises:
-            UsageError: an earlier row has it.
+            UsageError: an earlier row has the same id.
         """
         first = self._locations.setdefault(identity, location)
         if first is not location:
@@ -301,7 +301,7 @@ class UniqueIds:
 
 
 def write_dataset(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
-    """Write rows as a Parquet file; the columns are those of any row.
+    """Write rows as a Parquet file with the columns of all rows.
 
     Raises:
         OSError: the file cannot be written.
@@ -314,7 +314,7 @@ def write_dataset(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
 
 
 def _parse(text: str, location: str, *, first_line: int | None = None) -> Any:
-    """Parse a user's JSON; `location` has several lines if `first_line` is its first one.
+    """Parse a user's JSON; if the text has several lines, `first_line` is the number of the first.
 
     Raises:
         UsageError: not valid JSON, or a value that Python cannot represent.
@@ -355,10 +355,10 @@ def _object(value: Any, location: str) -> Mapping[str, Any]:
 
 
 def refuse_media(values: Mapping[str, Any], location: str, columns: Sequence[str] = MEDIA_COLUMNS) -> None:
-    """Check that a row has no images, videos or sounds in `columns`, which the model would not see.
+    """Check that a row has no images, videos or sounds in `columns`, which are not shown to the model.
 
     Raises:
-        UsageError: a column holds some.
+        UsageError: a column contains media.
     """
     for name in columns:
         if _is_filled(values.get(name)):
@@ -371,14 +371,14 @@ def refuse_media(values: Mapping[str, Any], location: str, columns: Sequence[str
 
 
 def _is_filled(value: Any) -> bool:
-    """Return True if a value is more than the nulls that merging data sets leaves."""
+    """Return True if a value contains anything except nulls, which merging data sets creates."""
     if isinstance(value, dict | list):
         return any(map(_is_filled, value.values() if isinstance(value, dict) else value))
     return bool(value)
 
 
 def message_rows(value: Any) -> Any:
-    """Return the messages of a JSON text, in which data sets hold rows of many forms; return other values unchanged."""
+    """Parse messages that a data set stores as JSON text; return other values unchanged."""
     if not isinstance(value, str) or not value.lstrip().startswith("["):
         return value
     try:
@@ -390,12 +390,12 @@ def message_rows(value: Any) -> Any:
 
 
 def list_in_text(value: Any) -> Any:
-    """Return the list in a text, as data sets and CSV files have them in JSON or Python; other values unchanged.
+    """Parse a list that a data set or CSV file stores as JSON or Python text; return other values unchanged.
 
     >>> list_in_text('["a", "b"]'), list_in_text("['a']"), list_in_text("a")
     (['a', 'b'], ['a'], 'a')
 
-    NumPy writes arrays without commas, so that Python joins their texts: such a text is unchanged, too.
+    Arrays that NumPy wrote have no commas, so that Python would concatenate their strings; they are unchanged, too.
     """
     if not isinstance(value, str) or not value.lstrip().startswith("["):
         return value
@@ -435,7 +435,7 @@ def read_tools(found: Any, location: str) -> tuple[ToolSchema, ...]:
     A schema may be JSON text, and may lack the level ``function``.
 
     Raises:
-        UsageError: neither of them.
+        UsageError: the value is neither.
     """
     try:
         tools = json.loads(found) if isinstance(found, str) and found else found or []
@@ -555,7 +555,7 @@ def _call(call: Any, tools: Sequence[ToolSchema], location: str) -> ToolCall:
 
 
 def _drop_nulls(arguments: dict[str, Any], tool: str, tools: Sequence[ToolSchema]) -> dict[str, Any]:
-    """Drop nulls that the tool does not accept, which come from columns of other rows in merged data sets."""
+    """Drop nulls that the tool does not accept; in merged data sets, they stand for columns of other rows."""
     parameters = next((one["function"].get("parameters") for one in tools if one["function"]["name"] == tool), None)
     if not isinstance(parameters, dict):
         return arguments

@@ -49,7 +49,7 @@ def is_on_hub(name: str | Path) -> bool:
 
 
 def data_files(name: str | Path, what: str = "file") -> Sequence[Path]:
-    """Return the data files behind a name, in their order; a single file need not exist.
+    """Return the data files behind a name, in order; a single file need not exist.
 
     Files of the hub are downloaded unless they are in its cache. Within a process, an address keeps its first revision.
 
@@ -74,7 +74,7 @@ def data_files(name: str | Path, what: str = "file") -> Sequence[Path]:
 
 
 def _existing(path: Path) -> Path:
-    """Return the nearest folder above a path that exists: brackets in its name are not a pattern."""
+    """Return the nearest existing folder above a path, in whose name brackets are not a pattern."""
     return next((folder for folder in path.parents if folder.exists()), Path())
 
 
@@ -128,7 +128,7 @@ def _split_of(name: str) -> str | None:
 
 @functools.lru_cache(maxsize=64)
 def _hub_files(name: str, what: str) -> tuple[Path, ...]:
-    """Download the files of an address; cached, so that a process reads only one revision of it."""
+    """Download the files of an address; cached, so that a process reads only one revision."""
     address = HUB.fullmatch(name)
     if address is None:
         raise UsageError(
@@ -148,7 +148,7 @@ def _hub_files(name: str, what: str) -> tuple[Path, ...]:
         folder = snapshot_download(repository, repo_type="dataset", revision=revision, allow_patterns=wanted)
     except UsageError:
         raise
-    except Exception as error:  # the library raises many types, and those of its HTTP library
+    except Exception as error:  # the library raises many types, including those of its HTTP library
         raise UsageError(
             f"cannot fetch {name}",
             got=(str(error).strip() or type(error).__name__).splitlines()[0],
@@ -164,7 +164,7 @@ def _hub_files(name: str, what: str) -> tuple[Path, ...]:
 
 
 def _check_complete(files: Sequence[Path], name: str, pattern: str) -> None:
-    """Check that no numbered file is missing: without the hub, the cache may hold some of them only."""
+    """Check that no numbered file is missing, because the cache may be incomplete if the hub is offline."""
     names = {file.name for file in files}
     wanted = set[str]()
     parts = filter(None, map(_PART.fullmatch, names))

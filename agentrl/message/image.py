@@ -1,4 +1,4 @@
-"""Images in a sequence of tokens: their places and rotary positions.
+"""Images in a sequence of tokens: their locations and rotary positions.
 
 A vision-language model reads an image as a grid of tokens. In the ledger these are consecutive placeholders, row by
 row, all with the family's placeholder id; a `PlacedImage` identifies their image. Sampled tokens are never part of an
@@ -25,7 +25,7 @@ import numpy.typing as npt
 from agentrl.message.message import ImagePart
 
 IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
-"""Formats that are read, by Pillow's names. Others are refused: reading EPS would run its program with Ghostscript."""
+"""Supported formats, by Pillow's names. Others are rejected: reading EPS would run its program in Ghostscript."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class Patches:
 
 
 ImageReader: TypeAlias = Callable[[ImagePart], Patches]
-"""Image processor of a model; the same image gives the same patches."""
+"""Image processor of a model, which is deterministic."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,10 +69,10 @@ class PlacedImage:
 
 
 def common_tokens(length: int, first: Sequence[PlacedImage], second: Sequence[PlacedImage]) -> int:
-    """Return how many of the `length` common leading ids of two sequences have the same meaning in both.
+    """Return how many of the `length` common leading ids of two sequences also have equal images.
 
-    Because placeholders of different images have equal ids, the common part ends before the first image that differs or
-    is not entirely in both.
+    Placeholders of different images have equal ids, so the common prefix ends before the first image that differs or is
+    not entirely in both sequences.
     """
     for one, other in zip_longest(first, second):
         start = min(image.start for image in (one, other) if image is not None)

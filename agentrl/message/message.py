@@ -15,7 +15,7 @@ from agentrl.message.control_tokens import TokenBreaker
 Role: TypeAlias = Literal["system", "user", "assistant", "tool"]
 """Role of a message."""
 broken_up = TokenBreaker()
-"""Function that inserts a space into spelled control tokens, for services that render messages themselves.
+"""Function that inserts a space into spelled-out control tokens, for services that render messages themselves.
 
 Messages that agentrl renders do not need it: see `agentrl.render.content_guard`.
 """
@@ -42,7 +42,7 @@ class ImagePart:
     data: bytes = field(repr=False)
     media_type: str = "image/png"
     alternative: str = field(default="", compare=False)
-    """Description in words, for experts, logs and viewers; the policy does not read it."""
+    """Description in words, for experts, logs and viewers; not shown to the policy."""
 
     @property
     def checksum(self) -> str:
@@ -74,8 +74,8 @@ class ToolCall:
 class Message:
     """One message of a conversation.
 
-    A sampled assistant message is stored in the ledger as tokens; its `content` is only parsed from them, for agent
-    loops and viewers.
+    A sampled assistant message is stored in the ledger as tokens; its `content` is parsed from them and only serves
+    agent loops and viewers.
     """
 
     role: Role
@@ -85,7 +85,7 @@ class Message:
     """Id of the call that a message with role ``tool`` answers."""
     name: str | None = None
     reasoning: str | None = None
-    """Thinking, which the family's parser separated from the content."""
+    """Reasoning, which the model family's parser separated from the content."""
 
     @property
     def text(self) -> str:
@@ -153,7 +153,7 @@ Transcript: TypeAlias = list[list[TranscriptMessage]]
 
 
 def transcript(conversations: Sequence[Sequence[Message]], answers: Sequence[Message], n_turns: int) -> Transcript:
-    """Return conversations as text; `answers` are the messages among them that are the policy's turns, in order.
+    """Return conversations as text; `answers` are the messages that are the policy's turns, in order.
 
     Turns are not identified if `n_turns`, the number of turns in the episode, differs from the number of answers.
     """
@@ -194,7 +194,7 @@ def tool_result(call: ToolCall, content: Content) -> Message:
 
 
 def broken_up_message(message: Message, break_up: Callable[[str], str] = broken_up) -> Message:
-    """Insert spaces into the control tokens spelled in a message, unless it is the assistant's."""
+    """Insert spaces into the spelled-out control tokens of a message, unless it is the assistant's."""
     if message.role == "assistant":
         return message
     if isinstance(message.content, str):
@@ -217,9 +217,9 @@ def encodable(text: str) -> str:
 
 
 def encodable_json(raw: bytes) -> bytes:
-    r"""Return JSON with escapes of lone surrogates replaced, as JavaScript does where it encodes a text.
+    r"""Replace escapes of lone surrogates in JSON, as JavaScript does when it encodes a text.
 
-    JavaScript writes such escapes for a text that was cut within a pair; strict parsers refuse them.
+    JavaScript writes such escapes for a text that was truncated within a pair; strict parsers reject them.
 
     >>> print(encodable_json(rb'["\ud83d\ude00", "\ud83d", "\\ud83d"]').decode())
     ["\ud83d\ude00", "\ufffd", "\\ud83d"]
@@ -246,11 +246,11 @@ class EpisodeMessages:
 
     conversations: list[list[Message]]
     answers: list[Message]
-    """Answers of the policy; the same objects are in the conversations."""
+    """Answers of the policy; the conversations contain the same objects."""
     completions: list[str]
 
     def to_record(self) -> dict[str, Any]:
-        """Return the messages as JSON types. An answer is written once; images are named by their checksums."""
+        """Return the messages as JSON types. Each answer is written once; images are referenced by checksum."""
         numbers = {id(answer): number for number, answer in enumerate(self.answers)}
         return {
             "answers": [_message_record(answer) for answer in self.answers],
@@ -301,7 +301,7 @@ def _message_record(message: Message) -> dict[str, Any]:
 
 
 def _arguments_text(arguments: Mapping[str, Any]) -> str:
-    """Return arguments as JSON text, as numbers may be larger than a store accepts; ``{}`` if JSON cannot hold them."""
+    """Return arguments as JSON text, because stores limit the size of numbers; ``{}`` if JSON cannot represent them."""
     try:
         return json.dumps(dict(arguments))
     except (TypeError, ValueError, RecursionError):

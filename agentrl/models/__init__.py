@@ -1,1 +1,1 @@
-"""The trained model: loading, adapters, quantization, fast matrix products, GGUF conversion, new small models."""
+"""Models for training: loading, adapters, quantization, fast matrix products, GGUF conversion, new small models."""

@@ -1,9 +1,9 @@
-"""CPU cores of the engine and the trainer of one machine (``engine.cpus``, ``trainer.cpus``).
+"""Assignment of CPU cores to the engine and the trainer on one machine (``engine.cpus``, ``trainer.cpus``).
 
     trainer.cpus ─► rank 0: its training thread; other ranks: their processes, in equal parts
     engine.cpus  ─► launched servers: their processes, in equal parts; local engine: all other threads of this process
 
-Without it, both compete for the same cores, and each operation waits for the slowest of its threads.
+Without these settings, engine and trainer compete for the same cores, and each operation waits for its slowest thread.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def usable_cores() -> frozenset[int]:
 
 
 def divide_cores(cores: Sequence[int] | None, count: int) -> list[tuple[int, ...]]:
-    """Divide cores among processes, in order, as evenly as possible; empty parts if there are no cores."""
+    """Divide cores among processes, in order and as evenly as possible; without cores, all parts are empty."""
     cores = cores or ()
     bounds = [index * len(cores) // count for index in range(count + 1)]
     return [tuple(cores[start:end]) for start, end in itertools.pairwise(bounds)]
@@ -30,7 +30,7 @@ def divide_cores(cores: Sequence[int] | None, count: int) -> list[tuple[int, ...
 
 @contextmanager
 def pinned_thread(cores: Sequence[int]) -> Iterator[None]:
-    """Run the calling thread, and the threads and processes that it starts in the block, on `cores`; any if empty."""
+    """Pin the calling thread, and the threads and processes that it starts in the block, to `cores` (all if empty)."""
     if not cores:
         yield
         return
@@ -44,7 +44,7 @@ def pinned_thread(cores: Sequence[int]) -> Iterator[None]:
 
 @contextmanager
 def pinned_process(cores: Sequence[int]) -> Iterator[None]:
-    """Run all threads of this process, and those that they start in the block, on `cores`; any if empty."""
+    """Pin all threads of this process, and those that they start in the block, to `cores` (all if empty)."""
     if not cores:
         yield
         return

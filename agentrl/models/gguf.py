@@ -17,7 +17,7 @@ from agentrl.registry import Extra
 GGUF = Extra(name="gguf", module="gguf")
 MAGIC = b"GGUF"
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
-"""Names of the two matrices in a GGUF file."""
+"""Names of the embedding and the output head in a GGUF file."""
 COPY_TOLERANCE = 0.1
 """Maximum relative difference (Frobenius norm) of quantized copies of one matrix. Copies in 5 and 8 bits differ by
 0.04; separately trained matrices differ by about 1."""
@@ -36,14 +36,14 @@ class LoadedGguf:
     bits_per_weight: float
     """Mean number of bits per weight over all tensors of the file."""
     retied: float | None
-    """Relative difference of embedding and output head in the file, if they were tied as copies of one matrix."""
+    """Relative difference of the file's embedding and output head, if they were copies and are tied again."""
 
 
 def load_gguf(file: Path, *, dtype: Literal["auto", "float32", "bfloat16"] = "auto") -> LoadedGguf:
     """Load the model and the tokenizer of a GGUF file.
 
-    Quantization tools may store tied weights twice, as embedding and as output head, in different formats. Such copies
-    are tied again; the one with more bits is kept.
+    Quantization tools may store tied weights twice, as embedding and output head, in different formats. Such copies are
+    tied again; the copy with more bits is kept.
 
     Args:
         file: Path of the file.
@@ -111,7 +111,7 @@ def _tie_copies(model: PreTrainedModel, bits: dict[str, float]) -> float | None:
 
 
 def _without_source(kind: Any, found: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
-    """Copy a model without its reference to the GGUF file; with it, transformers would refuse to save the model."""
+    """Copy a model without its reference to the GGUF file, with which transformers would refuse to save it."""
     settings = {key: value for key, value in found.config.to_dict().items() if key != "quantization_config"}
     config = found.config.__class__.from_dict(settings)
     with no_init_weights():

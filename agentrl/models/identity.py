@@ -1,4 +1,4 @@
-"""Identity of a model, which differs from an earlier model of the same name: file digests, a revision, or a seed."""
+"""Identity of a model, which distinguishes models of the same name: file digests, a hub revision, or a seed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MODEL_FILES = {".safetensors", ".bin", ".gguf", ".json", ".jinja", ".txt", ".mod
 
 
 def weights(path: str, config: Config) -> list[str]:
-    """Return the files of a model with their digests; the revision of a model on the hub; the seed of a new model."""
+    """Return the file digests of a local model, the revision of a model on the hub, or the seed of a new model."""
     if path == SCRATCH:
         return [path, f"seed {config.run.seed}"]
     if not Path(path).is_dir():

@@ -39,7 +39,7 @@ LISTED_TENSORS = 4
 """Maximum number of missing tensors that an error names."""
 _TOKENS = 3
 _TOLERANCE = 0.02
-"""Maximum difference of logits from -5 to 5 that rounding to bfloat16 explains."""
+"""Tolerance for logits between -5 and 5 that are rounded to bfloat16."""
 
 
 def _quantization_options(quantize: Literal["nf4"], *, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
@@ -95,7 +95,7 @@ def load_model(
                 dtype=format_,
                 attn_implementation=_attention(config),
                 output_loading_info=True,
-                ignore_mismatched_sizes=True,  # check_complete refuses them by name
+                ignore_mismatched_sizes=True,  # check_complete rejects such models and names the tensors
                 **options,
             )
     check_complete(path, report)
@@ -112,7 +112,7 @@ def _warn_of_slow_products() -> None:
 
 
 def make_model(path: str | Path) -> PreTrainedModel:
-    """Make the model that `load_model` loads, in float32 and with newly initialized parameters."""
+    """Create the model that `load_model` loads, in float32 and with newly initialized parameters."""
     with _loading(path):
         config = _config(path)
         model: PreTrainedModel = model_class(config).from_config(
@@ -188,7 +188,7 @@ def _prepare(path: str | Path, model: PreTrainedModel) -> PreTrainedModel:
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
-        if hasattr(module, "jitter_noise"):  # noise of a router in training mode
+        if hasattr(module, "jitter_noise"):  # routers add noise in training mode
             module.jitter_noise = 0.0
     use_fast_products(model)
     if model.device.type == "cpu":
@@ -197,12 +197,12 @@ def _prepare(path: str | Path, model: PreTrainedModel) -> PreTrainedModel:
 
 
 def check_logits(path: str | Path, model: PreTrainedModel) -> None:
-    """Check that a model's logits are its output head's product with its last hidden states, softly capped at most.
+    """Check that a model's logits are the product of its output head and last hidden states, with at most a soft cap.
 
-    The trainer and the local engine compute log-probabilities from hidden states and head, without the model's own code
-    between and after them. Some models scale hidden states or logits there, cap logits under another name, or cut off a
-    part of the vocabulary. There is no common config key for this, so the check runs the model's code with stand-ins
-    for decoder and head; it needs no weights. A model that does not call its `base_model` as a whole, such as OPT, is
+    The trainer and the local engine compute log-probabilities from hidden states and head, and skip the model's own
+    code between and after them. Some models scale hidden states or logits there, cap logits under another name, or drop
+    a part of the vocabulary. There is no common config key for this, so the check runs the model's code with mocked
+    decoder and head; it needs no weights. A model that does not call its `base_model` as a whole, such as OPT, is
     not checked.
 
     Raises:
@@ -244,13 +244,13 @@ def _refusal(path: str | Path, what: str) -> UsageError:
     return UsageError(
         f"this model changes {what}, so its log-probabilities would be computed wrongly",
         got=path,
-        expected="logits that are the product of hidden states and head, without scale or cut",
+        expected="logits that are the product of hidden states and head, without scaling or truncation",
         hint="choose a model of another family",
     )
 
 
 def _pattern(columns: int, *, period: int) -> Tensor:
-    """Make numbers that bfloat16 represents exactly, around 0: float32 [1, _TOKENS, columns]."""
+    """Return numbers around 0 that bfloat16 represents exactly: float32 [1, _TOKENS, columns]."""
     return (torch.arange(_TOKENS * columns) % period - period // 2).float().view(1, _TOKENS, columns)
 
 
@@ -259,7 +259,7 @@ def _differ(found: Tensor, expected: Tensor) -> bool:
 
 
 class _Hidden(tuple[Tensor]):
-    """Output of a decoder with nothing but hidden states; other parts are ``None``."""
+    """Decoder output with hidden states only; all other fields are ``None``."""
 
     def __getattr__(self, name: str) -> Tensor | None:
         if name.startswith("__"):
@@ -269,7 +269,7 @@ class _Hidden(tuple[Tensor]):
 
 @contextmanager
 def _replace_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """Use another function as a module's forward pass in this block."""
+    """Replace a module's forward pass in this block."""
     before = module.__dict__.get("forward")
     module.__dict__["forward"] = forward
     try:

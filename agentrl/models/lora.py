@@ -1,6 +1,6 @@
 """Low-rank adapters (LoRA, https://arxiv.org/abs/2106.09685) in a frozen model.
 
-A layer computes W x + scale B (A x) with W frozen. peft adds A and B to the layer; this module does the rest.
+A layer computes W x + scale B (A x) with W frozen. peft adds A and B to the layer; this module does everything else.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def add_adapters(
     device: torch.device | None = None,
     head: bool = False,
 ) -> None:
-    """Freeze a model, and add adapters to its layers that do not change its output yet.
+    """Freeze a model, and add adapters to its layers, which initially do not change its output.
 
     Args:
         model: Model, changed in place; its parameters may be on the meta device.
@@ -134,7 +134,7 @@ def _fill(layer: Any, generator: torch.Generator, device: torch.device) -> None:
 
 
 def _train_whole(model: PreTrainedModel, wanted: list[str]) -> Iterator[str]:
-    """Make whole modules trainable; yield their names, two for tied weights."""
+    """Make whole modules trainable; yield their names (two names for tied weights)."""
     for end in wanted:
         if not any(_ends_with(name, end) for name, _ in model.named_modules()):
             raise ConfigError(
@@ -169,7 +169,7 @@ def has_adapters(model: nn.Module) -> bool:
 
 
 def base_is_reference(model: nn.Module) -> bool:
-    """Return True if a model without its adapters equals the model before training."""
+    """Return True if the model with disabled adapters equals the initial model."""
     return has_adapters(model) and all(is_adapter(name) for name, p in model.named_parameters() if p.requires_grad)
 
 
@@ -248,7 +248,7 @@ def trained_names(model: nn.Module) -> list[str]:
 
 
 def save_adapter(model: PreTrainedModel, tensors: Mapping[str, Tensor], folder: Path) -> None:
-    """Write an adapter's whole tensors, by the names of `trained_names`, in peft's format."""
+    """Write an adapter's unsharded tensors, by the names of `trained_names`, in peft's format."""
     cast("Any", model).peft_config[_NAME].save_pretrained(folder)
     values = {_file_name(name): tensors[name].detach().cpu().contiguous() for name in trained_names(model)}
     save_file({name: value.clone() for name, value in values.items()}, folder / ADAPTER_WEIGHTS, {"format": "pt"})
@@ -308,9 +308,9 @@ OTHER_ADAPTERS = (
     *("use_dora", "use_rslora", "use_qalora", "use_bdlora", "modules_to_save", "rank_pattern", "alpha_pattern"),
     *("alora_invocation_tokens", "layer_replication", "kasa_config", "lora_bias", "target_parameters"),
 )
-"""Keys of peft's config with which the product of A and B is not added at all tokens with one scale."""
+"""Keys of peft's config with which B A is not added to every token with one scale."""
 CHANGED_BASES = ("pissa", "olora", "corda", "loftq")
-"""Initializations in peft that also change the base's weights, to which the saved adapter then belongs."""
+"""Initializations in peft that also change the base's weights, so that the adapter fits only the changed base."""
 
 
 def read_lora_config(folder: str | Path) -> LoraConfig:
@@ -426,7 +426,7 @@ def _tie(model: PreTrainedModel) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Suppress peft's warnings about a renamed name in transformers, and about tied weights, which are handled here."""
+    """Suppress peft's warnings about a renamed symbol in transformers and about tied weights (handled here)."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         warnings.filterwarnings("ignore", "(Model has `tie_word_embeddings=True`|Input and output embeddings)")

@@ -1,8 +1,8 @@
-"""Matrix products on the CPU by oneDNN, where it is faster than torch's default library.
+"""Matrix products by oneDNN on CPUs on which it is faster than torch's default library.
 
 In float32 it is faster on AMD processors. With AVX-512, it is about twice as fast as MKL, whose best code runs only on
 Intel processors. With only AVX2, it is faster for few rows and weights that were packed in its layout once (1.3 to 2.7
-times). In bfloat16 oneDNN is torch's default, and packed weights are faster still. The choice depends only on the
+times). In bfloat16, oneDNN is torch's default, and packed weights are even faster. The choice depends only on the
 processor, so that runs are repeatable; results differ by rounding.
 """
 

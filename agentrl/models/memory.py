@@ -12,9 +12,9 @@ CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 MAX_HEAP_BLOCK = 32 << 20
 """Size in bytes of the largest block that is allocated from the heap; the maximum that glibc allows."""
 KEPT = (2 << 30) - 1
-"""Maximum number of free bytes at the end of the heap that are not returned to the kernel."""
+"""Maximum number of free bytes at the top of the heap that are not returned to the kernel."""
 FREED_SHARE = 8
-"""Fraction of the memory, as 1 / FREED_SHARE, that all ranks of a run together may keep between steps."""
+"""All ranks of a run together may keep 1 / FREED_SHARE of the machine's memory between steps."""
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # malloc.h
 
 
@@ -49,11 +49,11 @@ def resident_bytes() -> int:
 class FreedMemory:
     """Memory of freed tensors that `keep_freed_memory` keeps, and that other processes may need between steps.
 
-    A training step of a model with 0.5 billion parameters leaves 7 GB of it; getting it back takes the next step about
-    a second.
+    A training step of a model with 0.5 billion parameters frees 7 GB; after `release`, the next step needs about a
+    second to allocate them again.
 
     Args:
-        most: Bytes by which the process may grow before `release` acts.
+        most: Growth of the process in bytes up to which `release` does nothing.
     """
 
     def __init__(self, most: int) -> None:

@@ -1,8 +1,7 @@
-"""Config and tokenizer files of a model folder, in a form that versions 4 and 5 of transformers read alike.
+"""Config and tokenizer files of a model folder that versions 4 and 5 of transformers read identically.
 
-Version 5 renamed keys, and does not write the old ones. Version 4, and servers built on it, then read another base
-frequency of the rotary embedding without a warning, or cannot load the tokenizer. Files with both names are read by
-both versions.
+Version 5 renamed keys and does not write the old ones. Version 4, and servers built on it, then silently use a wrong
+base frequency of the rotary embedding, or cannot load the tokenizer. Both versions can read files with both names.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ CONFIG_FILE, TOKENIZER_CONFIG_FILE = "config.json", "tokenizer_config.json"
 _ROPE_KEYS = ("rope_theta", "partial_rotary_factor")
 """Rotary settings that version 4 has at the top level of a config; the others are in its ``rope_scaling``."""
 _LAYERS = ("full_attention", "sliding_attention")
-"""Types of layers with rotary settings of their own. In version 4, ``rope_scaling`` is that of the first."""
+"""Layer types with their own rotary settings. In version 4, ``rope_scaling`` belongs to the first type."""
 _GENERAL_CLASS = {"TokenizersBackend": "PreTrainedTokenizerFast"}
 """Tokenizer class of version 5, and its name in version 4, which version 5 accepts as well."""
 _INTERNAL = ("backend", "is_local", "local_files_only")
-"""Keys of a tokenizer's config that only describe how this process loaded it."""
+"""Keys of a tokenizer's config that depend only on how this process loaded it."""
 
 
 def save_config(config: PretrainedConfig, folder: Path) -> None:
@@ -62,7 +61,7 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Write a tokenizer with its chat template."""
     tokenizer.save_pretrained(folder)
     path = folder / TOKENIZER_CONFIG_FILE
-    if not path.is_file():  # a tokenizer of mistral-common has its own file only
+    if not path.is_file():  # a mistral-common tokenizer has only its own file
         return
     written = json.loads(path.read_text(encoding="utf-8"))
     kept = {name: value for name, value in written.items() if name not in _INTERNAL}

@@ -1,4 +1,4 @@
-"""Routers of mixture-of-experts models: finding them, and recording the experts that they choose."""
+"""Routers of mixture-of-experts models, and a recorder of their routed experts."""
 
 from __future__ import annotations
 

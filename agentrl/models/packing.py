@@ -1,4 +1,4 @@
-"""Properties of a model that decide whether several sequences can be computed together as one row of tokens."""
+"""Model properties that determine whether several sequences can be packed into one row of tokens."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 from transformers import PretrainedConfig, PreTrainedModel
 
 PACKED_LAYERS = ("full_attention", "sliding_attention")
-"""Types of layers in which tokens depend on other tokens only through attention to all, or to the latest, of them."""
+"""Layer types in which tokens depend on each other only through full or sliding-window attention."""
 BATCH_DEPENDENT = ("dynamic", "longrope")
-"""Types of rotary scaling that depend on the longest sequence of a forward pass."""
+"""Rotary scaling types that depend on the longest sequence of a forward pass."""
 _WINDOW = 4
 
 
 def layer_obstacle(model: PreTrainedModel) -> str | None:
-    """Find a reason in a model's layers why sequences in one row would change one another."""
+    """Return the reason why packed sequences would affect each other in the model's layers, if there is one."""
     if not getattr(model, "_supports_attention_backend", False):
         return "its attention cannot be replaced"
     if other := set(getattr(model.config.get_text_config(), "layer_types", None) or ()) - set(PACKED_LAYERS):
@@ -31,7 +31,7 @@ def batch_dependent_rope(config: PretrainedConfig) -> str | None:
 
 
 def fixed_length(config: PretrainedConfig) -> int | None:
-    """Return up to which length sequences do not change the rotary positions of others; ``None`` for any length."""
+    """Return the maximum length at which sequences keep the rotary positions of others; ``None`` for any."""
     scalings, text = _scalings(config), config.get_text_config()
     limits = [int(text.max_position_embeddings)] if "dynamic" in scalings else []
     if own := scalings.get("longrope"):
@@ -48,9 +48,9 @@ def _scalings(config: PretrainedConfig) -> dict[str | None, dict[str, Any]]:
 
 @contextmanager
 def short_windows(model: PreTrainedModel) -> Iterator[None]:
-    """Shorten sliding windows to a few tokens, so that they are shorter than the sequences of a trial.
+    """Shorten sliding windows to a few tokens, so that they are shorter than the test sequences.
 
-    Windows that hold the longest sequence stay as they are.
+    Windows that cover the longest sequence are not changed.
     """
     text, modules = model.config.get_text_config(), list(model.modules())
     configs = {id(config): config for m in modules if (config := getattr(m, "config", None)) is not None}

@@ -1,4 +1,4 @@
-"""Experts of a mixture-of-experts model to which tokens were routed, in engines' reports and in the ledger."""
+"""Routed experts of the tokens of a mixture-of-experts model, as engines report them and the ledger stores them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RoutedExperts = npt.NDArray[np.unsignedinteger[Any]]
 
 
 def small(experts: npt.NDArray[np.integer[Any]]) -> RoutedExperts:
-    """Convert non-negative indices to the smallest integer type that holds them."""
+    """Convert non-negative indices to the smallest sufficient integer type."""
     return experts.astype(np.uint8 if experts.max(initial=0) <= np.iinfo(np.uint8).max else np.uint16)
 
 
@@ -35,9 +35,9 @@ def concatenate(first: RoutedExperts | None, second: RoutedExperts | None) -> Ro
 
 
 class SequenceRoutes:
-    """Routed experts of a sequence's first tokens, as engines reported them; its length is the number of these tokens.
+    """Routed experts of a sequence's first tokens, as reported by engines; the length is the number of these tokens.
 
-    A fork has those of its parent's tokens that it shares, until it has some of its own:
+    A fork uses the routed experts of the tokens that it shares with its parent until it has its own:
 
     >>> routes = SequenceRoutes()
     >>> routes.append(np.array([[0, 3], [1, 2]], dtype=np.uint8), computed=4)      # of 5 tokens
@@ -95,7 +95,7 @@ class SequenceRoutes:
     def records(self, start: int) -> list[dict[str, Any]]:
         """Return the parts with tokens after index `start` as plain JSON types.
 
-        Each part ends at the last token but one of its time, and so after all earlier parts.
+        Each part ends at the second-to-last token at its time, and so after all earlier parts.
         """
         found, first = [], self._start
         for part in self._parts:
@@ -105,7 +105,7 @@ class SequenceRoutes:
         return found
 
     def load(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """Append parts from `records`, up to the first one whose predecessors were never written."""
+        """Append parts from `records`, up to the first part whose predecessors are missing."""
         for record in records:
             if record["start"] > len(self):
                 break

@@ -82,15 +82,15 @@ BYTES = 256
 _PIECES = r" ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]+|\s"
 """Pattern of pre-tokens: a word, a digit or punctuation with the space before it, or one other whitespace character."""
 _NUMBERED_NAME = r" ?\p{L}+ \p{N}{1,2}(?!\p{N})|"
-"""Pattern of a word with a number of one or two digits after it."""
+"""Pattern of a word followed by a number of one or two digits."""
 
 
 def build_scratch_tokenizer(
     corpus: Iterable[str], *, vocab_size: int, max_context: int, numbered_names: bool
 ) -> PreTrainedTokenizerFast:
-    """Train a byte-level BPE tokenizer with at most `vocab_size` entries; every text survives encoding and decoding.
+    """Train a byte-level BPE tokenizer with at most `vocab_size` entries; encoding and decoding any text is lossless.
 
-    With `numbered_names`, merges may join a word and the number after it, as in ``mug 1``.
+    With `numbered_names`, merges may join a word and the number that follows it, as in ``mug 1``.
 
     Raises:
         ConfigError: the vocabulary cannot hold the 256 bytes and the special tokens.
@@ -162,7 +162,7 @@ def build_scratch_model(directory: Path, corpus: Iterable[str], config: ScratchM
 def scratch_model_config(
     config: ScratchModelConfig, *, vocab_size: int, eos_token_id: int | None = None, pad_token_id: int | None = None
 ) -> Qwen3Config:
-    """Make the transformers config of a new model.
+    """Create the transformers config of a new model.
 
     Raises:
         ConfigError: the sizes do not fit together.

@@ -1,8 +1,7 @@
-"""Numbers of torch's threads, and lanes: threads that compute parts of a batch at the same time.
+"""Number of torch threads, and lanes: threads that compute parts of a batch concurrently.
 
-The operations of a small model are too short to be divided among several cores, but whole sequences can be: each lane
-runs some of them through the model. The division depends only on the work, so that a repeated run computes the same
-bits.
+The operations of a small model are too short to be parallelized, but sequences can be distributed: each lane runs some
+of them through the model. The partition depends only on the work, so that a repeated run is bitwise identical.
 """
 
 from __future__ import annotations
@@ -45,16 +44,16 @@ def check_lanes(setting: str, count: int, model: PreTrainedModel) -> None:
 
 
 class ThreadWorkers:
-    """Threads that share this process's cores; a single lane computes in the caller's thread."""
+    """Threads that share this process's cores; a single lane runs in the caller's thread."""
 
     def __init__(self, count: int) -> None:
         self.count = count
         self._threads: ThreadPoolExecutor | None = None
 
     def run(self, compute: Callable[[Part], Result], parts: Sequence[Part]) -> list[Result]:
-        """Compute all parts; each lane takes the next part that is left.
+        """Compute all parts; each lane takes the next remaining part.
 
-        Returns the results when all parts are done, or then raises the error of the first part that failed.
+        When all parts are done, returns their results or raises the error of the first part that failed.
         """
         if self.count == 1 or len(parts) == 1:
             return [compute(part) for part in parts]
@@ -70,7 +69,7 @@ class ThreadWorkers:
         threads = ThreadPoolExecutor(self.count, thread_name_prefix="lane", initializer=_take_share, initargs=(share,))
         together = Barrier(self.count)
         wait([threads.submit(together.wait) for _ in range(self.count)])
-        torch.set_num_threads(total)  # the lanes' own settings would otherwise apply to later threads
+        torch.set_num_threads(total)  # otherwise, the lanes' settings would apply to later threads
         return threads
 
     def close(self) -> None:
@@ -81,14 +80,14 @@ class ThreadWorkers:
 
 
 def _take_share(threads: int) -> None:
-    torch.get_num_threads()  # a thread's first call resets its number to the process's
+    torch.get_num_threads()  # a thread's first call resets its number of threads to the process's
     torch.set_num_threads(threads)
 
 
 def compute_on(cores: Sequence[int], work: Callable[[], Result]) -> Result:
-    """Call `work` on `cores`, with one of torch's threads on each; on any if empty.
+    """Call `work` on `cores` (all if empty), with one torch thread per core.
 
-    The calling thread must not have used torch before: torch's threads stay on the cores on which they started.
+    The calling thread must not have used torch before, because torch's threads stay on the cores on which they started.
     """
     if not cores:
         return work()
@@ -98,7 +97,7 @@ def compute_on(cores: Sequence[int], work: Callable[[], Result]) -> Result:
 
 @contextmanager
 def torch_threads(count: int) -> Iterator[None]:
-    """Let operations of the calling thread use `count` threads during the block; no change if 0."""
+    """Set the number of threads of the calling thread's operations to `count` in this block; 0 changes nothing."""
     if not count:
         yield
         return

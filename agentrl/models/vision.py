@@ -1,8 +1,8 @@
-"""The forward pass of a vision-language model with images at known positions.
+"""Forward pass of a vision-language model with images at known positions.
 
-transformers' models find images by the ids of their placeholder tokens. Here the ledger provides the positions, so that
-a placeholder that the policy sampled is an ordinary token. Supported are models whose `base_model` has a
-`language_model` and `get_image_features`, with three rotary positions per token: Qwen2.5-VL and Qwen3-VL.
+The models of transformers find images by their placeholder ids. Here, the ledger provides the positions, so that a
+placeholder that the policy sampled is an ordinary token. It supports models whose `base_model` has a `language_model`
+and `get_image_features`, with three rotary positions per token: Qwen2.5-VL and Qwen3-VL.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ class View:
     first: int
     """Index in the row of the first token."""
     skipped: int
-    """Number of the image's earlier tokens, which are not part of this pass."""
+    """Number of the image's tokens before this pass."""
     count: int
     image: ImagePart
 
 
 def find_views(images: Sequence[PlacedImage], start: int, end: int, *, row: int = 0, at: int = 0) -> Iterator[View]:
-    """Yield the images, or their parts, among a sequence's tokens `start` to `end`, placed in `row` from index `at`."""
+    """Yield the images or parts of images in tokens `start` to `end` of a sequence, placed in `row` from index `at`."""
     for image in images:
         first, last = max(image.start, start), min(image.end, end)
         if first < last:
@@ -110,7 +110,7 @@ def forward_with_images(
 
 @dataclass(frozen=True, slots=True)
 class _Features:
-    """Features of all views from the vision tower, one view after the other."""
+    """Vision tower features of all views, concatenated."""
 
     embeddings: Tensor
     """Input embeddings of the views' tokens: [tokens, width]."""
@@ -119,7 +119,7 @@ class _Features:
 
 
 def _features(base: Any, views: Sequence[View], reader: ImageReader) -> _Features:
-    """Compute the features of views; each distinct image goes through the tower once."""
+    """Compute the features of views; the tower processes each distinct image once."""
     numbers: dict[ImagePart, int] = {}
     for view in views:
         numbers.setdefault(view.image, len(numbers))

@@ -61,7 +61,7 @@ def encode_request(
 def as_openai(message: Message, *, keep_reasoning: bool = False) -> dict[str, Any]:
     """Return a message in the format of Chat Completions and of conversation files, with images as ``data:`` URLs.
 
-    `keep_reasoning` includes thinking as ``reasoning_content``, for files; services refuse or ignore it.
+    `keep_reasoning` includes thinking as ``reasoning_content``, for files; services reject or ignore it.
     """
     body: dict[str, Any] = {"role": message.role, "content": _encode_content(message.content)}
     if keep_reasoning and message.reasoning:
@@ -100,7 +100,7 @@ def decode_answer(text: str, request_id: str = "") -> ChatAnswer:
     Missing call ids are made from `request_id`.
 
     Raises:
-        ServiceBusy: the body reports an error of the service or of its upstream provider that may pass.
+        ServiceBusy: the body reports a temporary error of the service or of its upstream provider.
         EngineError: the body is not a chat completion, or reports another error.
     """
     try:
@@ -154,8 +154,8 @@ def _count(value: Any) -> int:
 def _reported_error(error: Any) -> EngineError | ServiceBusy:
     """Return the error that a service reports in the body of a response with status 200.
 
-    A service that has already sent the status reports a later failure of its upstream provider in this way; only the
-    code of a client's error is permanent.
+    A service that has already sent its status reports a later failure of its upstream provider this way; only the codes
+    of client errors are permanent.
     """
     code = error.get("code") if isinstance(error, dict) else None
     status = code if isinstance(code, int) and 400 <= code < 600 else 502
@@ -166,7 +166,7 @@ def _reported_error(error: Any) -> EngineError | ServiceBusy:
 
 
 def _decode_content(content: Any) -> tuple[str, str | None]:
-    """Return the text and the thinking of an answer's content: text, or parts as reasoning models of Mistral write."""
+    """Return the text and the thinking of an answer's content: a text, or the parts of Mistral's reasoning models."""
     if content is None or isinstance(content, str):
         return content or "", None
     texts, thoughts = [], []
@@ -218,14 +218,14 @@ def error_message(text: str) -> str:
 
 
 class ServiceStatusError(ErrorStatus):
-    """Error status of a service, for a request that a retry would not help."""
+    """A service returned an error status, and a retry would not help."""
 
     def __init__(self, url: str, status: int, got: str) -> None:
         super().__init__(f"{url} returned an error", status=status, got=got)
 
 
 class WrongService(UsageError):
-    """Error of a service's settings: a wrong key, URL or model.
+    """The key, URL or model of a service is wrong.
 
     Attributes:
         status: HTTP status of the answer.
@@ -249,7 +249,7 @@ class ServiceSettings:
     timeout_s: float
     """Seconds for one answer, including all retries."""
     retries: int = 4
-    """Maximum number of retries after a refused or failed request."""
+    """Maximum number of retries after a rejected or failed request."""
     max_concurrent: int = 32
     """Maximum number of concurrent requests."""
     section: str
@@ -261,7 +261,7 @@ class ChatService(ChatPolicy):
 
     Args:
         settings: URL, model, key, deadline and concurrency.
-        max_context: Maximum number of tokens of prompt and answer, for budgets; the service may enforce another one.
+        max_context: Maximum number of tokens of prompt and answer, for budgets; the service may have another limit.
         first_wait_s: Seconds before the first retry; each further retry waits twice as long.
     """
 

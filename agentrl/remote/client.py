@@ -1,7 +1,7 @@
-"""The client of an environment server.
+"""Client of an environment server.
 
-`remote_spec` makes the spec of the environment at a URL. The spec makes `RemoteEnvironment`s, which have the same
-optional parts as the served environment (tools, an expert, an action space, ...). A run fetches its tasks ahead, in the
+`remote_spec` returns the spec of the environment at a URL. The spec creates `RemoteEnvironment`s, which have the same
+optional parts as the served environment (tools, an expert, an action space, ...). A run prefetches its tasks in the
 order in which they are drawn.
 """
 
@@ -59,7 +59,7 @@ R = TypeVar("R")
 ENVIRONMENT_PATIENCE_S = 20.0
 """Default of the option ``patience_s``: seconds for which requests to an unreachable or full server are retried."""
 TASKS_S = 120.0
-"""Timeout in seconds of an answer with tasks: a server may load its data for the first one."""
+"""Timeout in seconds of an answer with tasks; the server may have to load its data first."""
 CONCURRENT_FETCHES = 8
 """Maximum number of concurrent requests for tasks."""
 ENVIRONMENT_CLOSE_S = 5.0
@@ -121,14 +121,14 @@ class RemoteActionSpace:
 class RemoteTasks:
     """Tasks of one split of a served environment, which are cached; an `agentrl.task.RemoteTaskSource`.
 
-    An index whose task was not fetched is requested with a blocking call, alone or, after its predecessor, with the
-    tasks that follow.
+    A task that was not fetched is requested with a blocking call: alone, or together with the following tasks if its
+    predecessor is cached.
 
     Requests to an unreachable server are retried for `patience_s` seconds.
 
     Raises:
         UsageError: the split does not exist, or its data is missing.
-        EnvironmentFailure: the server is unreachable or silent.
+        EnvironmentFailure: the server is unreachable or does not answer.
     """
 
     url: str
@@ -156,7 +156,7 @@ class RemoteTasks:
         return index in self._rows
 
     async def fetch(self, indices: Sequence[int]) -> None:
-        """Fetch the tasks of some indices: consecutive ones together, others one by one."""
+        """Fetch the tasks of some indices; consecutive ones in one request."""
         runs: list[list[int]] = []
         """First index and number of consecutive tasks."""
         for index in sorted({index for index in indices if index not in self._rows}):
@@ -203,8 +203,8 @@ class RemoteTasks:
 class RemoteEnvironment(AsyncEnv):
     """One session of a server; the first reset opens it.
 
-    It has only the optional parts of the served environment. A call that was abandoned (a deadline, a lost connection)
-    is retried before the next call, so that every call is executed exactly once.
+    It has only the optional parts of the served environment. A call that was abandoned (after a deadline or a lost
+    connection) is retried before the next call, so that every call is executed exactly once.
 
     Requests to an unreachable or full server are retried for `patience_s` seconds.
     """
@@ -242,11 +242,11 @@ class RemoteEnvironment(AsyncEnv):
     async def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Content, dict[str, Any]]:
-        """Start an episode; if the server has closed the session, in a new one.
+        """Start an episode, in a new session if the server has closed the old one.
 
         Raises:
             EnvironmentFailure: the server or its environment failed.
-            UsageError: the environment or the server refused the options.
+            UsageError: the environment or the server rejected the options.
         """
         begin = functools.partial(self._call, RESET, seed, options or {})
         if self._session is None:
@@ -342,7 +342,7 @@ class RemoteEnvironment(AsyncEnv):
 
 
 class _ErrorAnswer(Exception):
-    """An error that the server returned, after which no call is pending."""
+    """Error answer of the server, after which no call is pending."""
 
     def __init__(self, error: AgentRLError) -> None:
         super().__init__(str(error))
@@ -365,7 +365,7 @@ class RemoteEnvironmentFactory:
 
 
 def _check_size(method: EnvMethod[..., Any], body: Mapping[str, Any], url: str) -> None:
-    """Refuse a request that is too large for the server before it is numbered."""
+    """Reject a request that is too large for the server, before it gets a number."""
     if (size := len(to_json(body))) > (most := method.largest_request):
         raise UsageError(f"the request is too large for {url}", got=f"{size} bytes", expected=f"at most {most}")
 

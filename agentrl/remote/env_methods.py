@@ -1,10 +1,10 @@
-"""The table of methods that a run can call on an environment.
+"""Table of the methods that a run can call on an environment.
 
 Each `EnvMethod` names the part of the contract (`agentrl.env`) that it needs, the arguments of a request and the JSON
 form of its result. All layers between an episode and an environment use this table:
 
 - `agentrl.rollout.env_pool.EnvHandle.call` takes an entry, which types the arguments and the result;
-- `agentrl.rollout.env_workers.EnvAdapter` calls its own method of this name, else the environment's;
+- `agentrl.rollout.env_workers.EnvAdapter` calls its own method of this name or else the environment's;
 - an environment server executes the entries with `is_served`, and lists the parts of its environment;
 - `agentrl.remote.client.RemoteEnvironment` has the parts that its server lists.
 
@@ -88,7 +88,7 @@ class RemoteTool(ForwardedTool):
         return dict(arguments)
 
     async def open(self, stack: AsyncExitStack, provisions: ToolDependencies | None = None) -> Callable[..., Any]:
-        """Open nothing: the environment owns the function."""
+        """Do nothing, because the environment owns the function."""
         assert self.remote is not None
         return self.remote
 
@@ -290,7 +290,7 @@ CALL_TOOL: EnvMethod[[str, Mapping[str, Any]], ToolResult] = EnvMethod(
     arguments=(Argument("name", _text), Argument("arguments", _mapping, dict)),
     result=ResultForm(write_tool_result, read_tool_result),
 )
-"""Called only on worker processes and servers; otherwise the run has the tools themselves."""
+"""Called only on worker processes and servers; otherwise the run holds the tools itself."""
 STATE_KEY: EnvMethod[[], str | None] = EnvMethod(name="state_key", part="state_key", result=_STATE_KEY)
 ADMISSIBLE_ACTIONS: EnvMethod[[], list[str] | None] = EnvMethod(name="admissible_actions", part="admissible_actions")
 SNAPSHOT: EnvMethod[[], Any] = EnvMethod(name="snapshot", part="snapshot")
@@ -329,7 +329,7 @@ SAMPLE: EnvMethod[[int | None], str] = EnvMethod(
     name="sample", part="action_space", arguments=(Argument("seed", _seed),), result=_field_form("action")
 )
 RANDOM_ACTION: EnvMethod[[int], str] = EnvMethod(name="random_action", is_served=False)
-"""Returns an admissible action or a sample of the action space; the first seed of an episode determines all of them."""
+"""Returns an admissible action or a sample of the action space; an episode's first seed determines all its samples."""
 ACTION_HINT: EnvMethod[[], str] = EnvMethod(name="action_hint", is_served=False)
 PARTS: EnvMethod[[], frozenset[str]] = EnvMethod(name="parts", is_served=False)
 """Returns the `OPTIONAL_PARTS` of the environment."""

@@ -1,4 +1,4 @@
-"""Connections to an environment server, which retry requests until they are answered or a timeout ends.
+"""Connections to an environment server, which retry requests until an answer or a timeout.
 
 All environments of one server share one `Link` per event loop.
 """
@@ -23,10 +23,10 @@ MAX_PAUSE_S = 1.0
 LINK_CONNECT_S = 10.0
 """Timeout of a connection attempt in seconds."""
 LINK_ANSWER_S = 30.0
-"""Default timeout in seconds of one answer, which a server gives without a step of an environment or a sandbox."""
+"""Default timeout in seconds of answers that do not depend on an environment's or a sandbox's work."""
 _MAX_QUOTE_CHARS = 300
 _TEMPORARY = frozenset({502, 503, 504})
-"""Statuses of a proxy whose server is temporarily down."""
+"""HTTP statuses of a proxy whose server is temporarily down."""
 _THREADS = DaemonThreads("agentrl-environment-server")
 
 
@@ -39,7 +39,7 @@ class SessionLost(EnvironmentFailure):
 
 
 class ProtocolMismatch(EnvironmentFailure):
-    """The server does not speak the protocol of agentrl's environment servers."""
+    """The server does not use the protocol of agentrl's environment servers."""
 
 
 class Link:
@@ -68,14 +68,14 @@ class Link:
             route: Path with its query, including the leading slash.
             body: JSON of the request; ``None`` sends no body.
             patience_s: Seconds for which requests to an unreachable or full server are retried.
-            answer_s: Timeout of one answer, after which the server counts as unreachable; ``None`` if the answer takes
-                as long as the work that was asked for, whose deadline the caller keeps.
+            answer_s: Timeout of one answer, after which the server counts as unreachable; ``None`` if the caller
+                enforces a deadline on the requested work.
 
         Raises:
-            RequestTimeout: the server stayed unreachable, silent or full.
+            RequestTimeout: the server stayed unreachable, unresponsive or full.
             SessionLost: the server has no such session.
             ProtocolMismatch: the server is not an environment server.
-            EnvironmentFailure: the server's environment failed, or the server refused the request as malformed.
+            EnvironmentFailure: the server's environment failed, or the server rejected the request as malformed.
             ToolError: a tool call failed; the message is for the policy.
             UsageError: the user must change something.
         """
@@ -183,7 +183,7 @@ class _Shared:
 
 
 class Links:
-    """Links to one server, one per event loop; the last user's `give_back` closes a link."""
+    """Links to one server, one per event loop; a link is closed by its last user's `give_back`."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -206,7 +206,7 @@ class Links:
 def ask_blocking(url: str, route: str, *, patience_s: float, answer_s: float = LINK_ANSWER_S) -> Any:
     """Send a GET request from a new thread and block until it is answered; a running event loop blocks as well.
 
-    Ctrl-C abandons the thread, which ends with the timeouts of its request or with the process.
+    Ctrl-C abandons the thread, which ends when its request times out or when the process ends.
 
     Raises:
         AgentRLError: as in `Link.ask`.

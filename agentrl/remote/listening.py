@@ -1,13 +1,13 @@
-"""An HTTP listener that limits connections, host names, headers and bodies, since clients may be hostile.
+"""HTTP listener that limits connections, host names, headers and bodies, because clients may be hostile.
 
 - Above the maximum number of connections, a new one replaces the connection that has waited longest for a complete
-  request, so that slow clients block no others. It is dropped if all others are being answered or have just arrived.
+  request, so that slow clients do not block others. It is dropped if all others are being answered or are new.
 - A connection without a complete request for `IDLE_CONNECTION_S` is closed, and so is one whose body is late.
-- A body that is too long is refused with status 413 as soon as its length is known; a stated length is checked before
-  the body is read.
+- A body that is too long is rejected with status 413 as soon as its length is known; a declared length is checked
+  before the body is read.
 - The response to a request with a broken or unread body announces that the connection will be closed.
 - Without a token, the ``Host`` of a request must be this machine: after DNS rebinding, a page of another site sends
-  that site's name. The ``Origin``, if any, must also be this machine: browsers let every page send plain requests here.
+  that site's name. The ``Origin``, if any, must also be this machine: browsers allow any page to send simple requests.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ from agentrl.remote.wire import HEALTH, Refusal, RefusalKind
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 IDLE_CONNECTION_S = 30.0
-"""Seconds in which a request's headers must arrive, counted from the connection or the previous answer; clients keep
-idle connections half as long."""
+"""Timeout in seconds for a request's headers, counted from the connection or the previous answer; clients keep idle
+connections half as long."""
 BODY_S = 30.0
-"""Seconds in which the next piece of a request's body must arrive; for the whole body, one second is added for every
+"""Timeout in seconds for the next chunk of a request's body; for the whole body, one second is added for every
 `SLOWEST` bytes of its maximum size."""
 SLOWEST = 256 * 1024
 BODY_LINGER_S = 2.0
-"""Seconds for which the rest of a refused body is discarded, so that the client reads the answer."""
+"""Seconds for which the rest of a rejected body is read and discarded, so that the client receives the answer."""
 DEEPEST = 100
 """Maximum nesting depth of lists and objects in a request."""
 FIRST_REQUEST_S = 2.0
-"""Seconds that a new connection has for its first request before another may replace it."""
+"""Seconds for the first request of a new connection, after which another connection may replace it."""
 LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 def _is_servers_fault(record: logging.LogRecord) -> bool:
-    """Return True unless aiohttp logs that a client disconnected or sent malformed HTTP."""
+    """Return False for log records about clients that disconnected or sent malformed HTTP."""
     error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
     return not isinstance(error, ConnectionError | HttpProcessingError | web.RequestPayloadError)
 
@@ -79,7 +79,7 @@ def _close_if_unread(request: web.Request, response: web.StreamResponse) -> None
 
 
 def make_runner(application: web.Application) -> web.AppRunner:
-    """Make a runner that answers HTTP requests on given connections."""
+    """Create a runner that serves HTTP on given connections."""
     application.middlewares.insert(0, _announce_close)
     return web.AppRunner(
         application,
@@ -149,7 +149,7 @@ class _ConnectionSlots:
         """Start time of each connection; includes closed ones."""
 
     def take(self, server: web.Server, protocol: web.RequestHandler) -> bool:
-        """Admit a connection, if necessary in place of one without a complete request; False if there is no room."""
+        """Admit a connection, if necessary in place of one without a complete request; return False if all are busy."""
         now, connections = time.monotonic(), server.connections
         if len(self._since) > 2 * self._most:
             self._since = {one: self._since[one] for one in connections if one in self._since}
@@ -159,7 +159,7 @@ class _ConnectionSlots:
         return True
 
     def _make_room(self, connections: Sequence[web.RequestHandler], now: float) -> bool:
-        """Close the connection that has waited longest, unless there is room; return False if none is waiting."""
+        """Free a slot by closing the connection that has waited longest; return False if none is waiting."""
         is_open = {one: one.transport is not None and not one.transport.is_closing() for one in connections}
         if sum(is_open.values()) < self._most:
             return True
@@ -177,7 +177,7 @@ class _ConnectionSlots:
 
 
 class _ConnectionLimiter(asyncio.Protocol):
-    """First protocol of a connection; it drops the connection if the server has no room."""
+    """Initial protocol of a connection, which drops it if the server has no free slot."""
 
     def __init__(self, server: web.Server, slots: _ConnectionSlots) -> None:
         self._server, self._slots = server, slots
@@ -271,7 +271,7 @@ async def read_bytes_of(request: web.Request, largest: int) -> bytes:
     Raises:
         web.HTTPRequestEntityTooLarge: the body, or its stated length, is larger.
         web.HTTPRequestTimeout: the body did not arrive in time.
-        web.HTTPBadRequest: the body does not match its headers, for example its compression.
+        web.HTTPBadRequest: the body does not match its headers, such as ``Content-Encoding``.
         ConnectionError: the client closed the connection.
     """
     stated = request.content_length or 0
@@ -280,7 +280,7 @@ async def read_bytes_of(request: web.Request, largest: int) -> bytes:
     data, loop = bytearray(), asyncio.get_running_loop()
     last = loop.time() + BODY_S + largest / SLOWEST
     try:
-        async with asyncio.timeout(BODY_S) as limit:  # aiohttp tells of a broken chunk only if it came with the headers
+        async with asyncio.timeout(BODY_S) as limit:  # aiohttp reports a broken chunk only if it came with the headers
             async for piece in request.content.iter_any():
                 limit.reschedule(min(last, loop.time() + BODY_S))
                 data += piece

@@ -1,6 +1,6 @@
-"""Retrievers of passages: BM25 in memory, and a client of HTTP retrievers with the API of Search-R1.
+"""Passage retrieval: BM25 in memory, and a client of HTTP retrievers with the API of Search-R1.
 
-BM25 uses an inverted index, for corpus files of up to some hundred thousand passages.
+BM25 uses an inverted index, for corpora of up to some hundred thousand passages.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ class BM25Index:
         self._postings = {term: self._weigh(rows) for term, rows in postings.items()}
 
     def _weigh(self, rows: list[tuple[int, int]]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
-        """Return the numbers of the passages that contain a term, and the term's weight in the score of each."""
+        """Return the indices of the passages that contain a term, and the term's weight in each passage's score."""
         numbers = np.array([number for number, _ in rows], dtype=np.int32)
         frequencies = np.array([frequency for _, frequency in rows], dtype=np.float32)
         idf = math.log(1 + (len(self.passages) - len(rows) + 0.5) / (len(rows) + 0.5))

@@ -1,6 +1,6 @@
-"""A training run at a Tinker-compatible service: its client, the calls of the trainer, and the newest sampler.
+"""Training run at a Tinker-compatible service: its client, the trainer's calls, and the newest sampler.
 
-The calls block, and are made in threads; the client has a thread of its own for the connections.
+The calls block, so they are made in threads; the client has its own thread for the connections.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ADAM_EPS = 1e-8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TinkerRun:
-    """Settings with which a training run at a service is started."""
+    """Settings of a training run at a service."""
 
     url: str
     base_model: str
@@ -47,9 +47,9 @@ class TinkerClient:
         self._trainer: Any = None
         self._saved: str | None = None
         self._threads = DaemonThreads("agentrl-tinker", limit=1)
-        """Makes the calls in order, because the package warns about calls from a thread with an event loop."""
+        """Thread that makes the calls in order; the package warns about calls from a thread with an event loop."""
         self._waits = DaemonThreads("agentrl-tinker-wait")
-        """Waits for results, so that a slow one does not delay later calls."""
+        """Threads that wait for results, so that a slow one does not delay later calls."""
 
     def resume_from(self, path: str) -> None:
         """Start the run with the weights and optimizer that `save` stored there."""
@@ -64,7 +64,7 @@ class TinkerClient:
         self._in_time(self._threads.submit(self._open), "the start of the run")
 
     def _in_time(self, call: Future[Any], what: str) -> Any:
-        """Return the result of a call, which is abandoned after the time limit: the package may try again for hours."""
+        """Return the result of a call; abandon it after the time limit, because the package may retry for hours."""
         try:
             return call.result(self._run.timeout_s)
         except TimeoutError as late:
@@ -108,9 +108,9 @@ class TinkerClient:
         return self._start_call(what, start, read)()
 
     def _start_call(self, what: str, start: Callable[[Any], Any], read: Callable[[Any], T]) -> Callable[[], T]:
-        """Make a call of the trainer, after the earlier ones; return a function that waits for its result.
+        """Queue a call of the trainer after the earlier ones; return a function that waits for its result.
 
-        `read` takes what the caller needs from the service's answer.
+        `read` extracts the result from the service's answer.
 
         That function raises:
             TrainingError: the call failed, took longer than the time limit, or has an answer that cannot be read.
@@ -136,7 +136,7 @@ class TinkerClient:
             found = [list(map(float, output["logprobs"].data)) for output in answer.loss_fn_outputs]
             if [len(one) + 1 for one in found] != [len(ids) for ids in sequences]:
                 raise TrainingError(
-                    "the Tinker service computed log-probabilities of other tokens",
+                    "the Tinker service returned log-probabilities for the wrong number of tokens",
                     got=f"{len(found)} sequences, {sum(map(len, found))} tokens",
                     expected=f"{len(sequences)} sequences, {sum(len(ids) - 1 for ids in sequences)} tokens",
                 )
@@ -169,7 +169,7 @@ class TinkerClient:
     def update(
         self, *, learning_rate: float, betas: tuple[float, float], weight_decay: float, clip: float
     ) -> float | None:
-        """Update the weights from the added gradients; return the gradient's norm, ``None`` if the service hides it."""
+        """Update the weights with the accumulated gradients; return the gradient norm, ``None`` if not reported."""
         adam = self.tinker.AdamParams(
             learning_rate=learning_rate,
             beta1=betas[0],

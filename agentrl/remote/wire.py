@@ -1,7 +1,7 @@
 """Routes, errors and values of the environment protocol, as JSON; ``docs/environments/remote.md`` describes them.
 
 Messages use Python's `json`, because state snapshots contain integers of more than 64 bits and an ``info`` may contain
-``nan``. Values that JSON lacks change as in any JSON file: a tuple arrives as a list.
+``nan``. Types that JSON lacks are converted as usual: a tuple arrives as a list.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Body: TypeAlias = Mapping[str, Any]
 PROTOCOL = "agentrl-environment"
 VERSION = 1
 HEALTH = "/health"
-"""The only route without a version; it returns the protocol versions of the server."""
+"""The only unversioned route; it returns the protocol versions of the server."""
 INFO = f"/v{VERSION}/info"
 TASKS = f"/v{VERSION}/tasks"
 SESSIONS = f"/v{VERSION}/sessions"
@@ -63,7 +63,7 @@ class RefusalKind(enum.StrEnum):
     ENVIRONMENT = "environment"
     """The environment raised, hung, or returned an invalid value."""
     TOOL = "tool"
-    """The policy called a tool wrongly; it reads the message."""
+    """The policy made an invalid tool call; the message is shown to the policy."""
     REQUEST = "request"
     """The request is malformed."""
     NUMBER = "number"
@@ -131,7 +131,7 @@ def to_json(value: Any) -> bytes:
 
     Raises:
         TypeError: a value cannot be represented in JSON.
-        ValueError: the value contains itself.
+        ValueError: the value contains a reference cycle.
     """
     return json.dumps(value, default=_plain, separators=(",", ":")).encode()
 
@@ -217,7 +217,7 @@ def read_message(data: Mapping[str, Any]) -> Message:
 
 
 def write_task(task: Task) -> dict[str, Any]:
-    """Write a task without its environment, which the reader knows."""
+    """Encode a task without its environment, which the receiver knows."""
     return {
         "id": task.id,
         "seed": task.seed,
@@ -238,7 +238,7 @@ def read_task(data: Mapping[str, Any], environment: str) -> Task:
 
 
 def write_tool_result(result: ToolResult) -> dict[str, Any]:
-    """Write the result of a tool; fields without a value are left out, except the text."""
+    """Encode the result of a tool; empty fields are omitted, except the text."""
     content = result.content
     parts = None if isinstance(content, str) else write_content(content)
     more = {

@@ -25,12 +25,12 @@ from agentrl.sandbox.spec import read_spec as read_spec
 
 
 def open_sandbox(spec: SandboxSpec | Mapping[str, Any] | str = "local", *, has_gateway: bool = False) -> Sandbox:
-    """Make the sandbox of a spec; enter it with ``async with``, or call its `start` and `close`.
+    """Create the sandbox of a spec; enter it with ``async with``, or call its `start` and `close`.
 
     Args:
         spec: A `SandboxSpec`, its fields as a mapping, or the name of a back end.
-        has_gateway: True if the caller forwards the gateway into the sandbox (`Sandbox.forward`) when the spec asks
-            for it.
+        has_gateway: True if the caller forwards the gateway into the sandbox (`Sandbox.forward`) when the spec
+            requires it.
 
     Raises:
         UsageError: the spec is invalid, or the back end does not support it.
@@ -38,7 +38,7 @@ def open_sandbox(spec: SandboxSpec | Mapping[str, Any] | str = "local", *, has_g
     settings = read_spec(spec)
     if settings.uses_gateway and not has_gateway:
         raise UsageError(
-            "only the sandbox of the external loop's program can reach the gateway",
+            "only the external loop's sandbox can reach the gateway",
             got=f"network {settings.network}",
             expected="network none, a list of hosts, or all",
             hint="for a program that calls the policy, use agent.options.sandbox of the external loop",

@@ -19,7 +19,7 @@ Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 Host: TypeAlias = str | Address
 """Name in lower case without a final dot, or an IP address."""
 WEB_PORTS = frozenset({80, 443})
-"""Ports of entries without a port."""
+"""Default ports of an entry that names no port."""
 MAX_NAME_CHARS = 253
 EXPECTED = "HOST, HOST:PORT, *.DOMAIN, *.DOMAIN:PORT, an IP address, or gateway"
 LOOPBACK = ipaddress.IPv4Address("127.0.0.1")
@@ -36,8 +36,8 @@ def read_place(text: str) -> tuple[Host, int | None]:
     """Read ``HOST`` or ``HOST:PORT``; IPv6 addresses must be in brackets.
 
     Raises:
-        ValueError: the text is neither, or an IPv4 address not written as four decimals (``2130706433``,
-            ``0x7f.1``).
+        ValueError: the text is neither, or is an IPv4 address in a notation other than dotted decimal
+            (``2130706433``, ``0x7f.1``).
     """
     found = _PLACE.fullmatch(text)
     if found is None:
@@ -91,7 +91,7 @@ class AllowedHost:
 
 @dataclass(frozen=True, slots=True)
 class AllowList:
-    """Hosts and ports that may be reached."""
+    """Hosts and ports that a sandbox may connect to."""
 
     entries: tuple[AllowedHost, ...]
 
@@ -138,7 +138,7 @@ def _read_entry(text: str) -> AllowedHost:
 def is_public(address: Address) -> bool:
     """Return True for an address that is routed on the internet, and not private, local, reserved or for metadata.
 
-    IPv6 addresses that contain an IPv4 address are public if that is.
+    IPv6 addresses that contain an IPv4 address are public if that address is public.
     """
     if isinstance(address, ipaddress.IPv4Address):
         special = address.is_multicast or address.is_reserved

@@ -1,12 +1,12 @@
-"""Channel to a supervisor (`agentrl.sandbox.supervisor`): numbered requests, answers in any order.
+"""Channel to a supervisor (`agentrl.sandbox.supervisor`): numbered requests, whose answers arrive in any order.
 
-Through it, this process also serves ports of the sandbox's loopback: the host's end of
+It also lets this process serve ports of the sandbox's loopback interface: this is the host's end of
 `agentrl.sandbox.supervisor_ports`.
 
 program ──TCP on 127.0.0.1, inside──► supervisor ══its channel══► `Ports` ──socket pair──► protocol, in this process
 
-The sandbox needs no network for it. The only way out is the channel, which commands cannot access. It works with any
-supervisor, even with a daemon on another machine.
+Forwarding needs no network in the sandbox: all data passes through the channel, which commands cannot access. It works
+with any supervisor, even behind a daemon on another machine.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from agentrl.sandbox.supervisor import ANSWER, BROKEN, OUT_OF_MEMORY, REQUEST, T
 from agentrl.sandbox.supervisor_ports import PIECE
 
 READY = 0
-"""Number of the supervisor's answer that reports that it is ready."""
+"""Request number of the message with which the supervisor reports that it is ready."""
 MAX_PAYLOAD = 2**30
 MAX_CONNECTIONS = 128
 """Maximum concurrent connections of one port; others wait in the sandbox."""
 RETRY_S = 0.05
 SUPERVISOR_START_S = 60.0
-"""Seconds in which a sandbox starts its supervisor."""
+"""Timeout in seconds for the start of the supervisor."""
 SUPERVISOR_ANSWER_S = 15.0
-"""Seconds in which a supervisor answers a request for which it does not wait for a program."""
+"""Timeout in seconds for requests that do not wait for a program."""
 
 
 ReadExactly: TypeAlias = Callable[[int], Awaitable[bytes]]
-"""Function that reads a number of bytes of the answers; raises `asyncio.IncompleteReadError` at their end."""
+"""Function that reads exactly N bytes of the answers; raises `asyncio.IncompleteReadError` at the end of the stream."""
 
 
 class Channel:
@@ -62,7 +62,7 @@ class Channel:
         deadline_s: float,
         unwrap: Callable[[asyncio.StreamReader], ReadExactly] = lambda stream: stream.readexactly,
     ) -> None:
-        """Send the opening and wait until the supervisor is ready.
+        """Send the opening message and wait until the supervisor is ready.
 
         `opening` comes from `agentrl.sandbox.supervised`, and is empty if it was already sent. `unwrap` extracts the
         answers from the received stream, for transports that wrap them.
@@ -119,7 +119,7 @@ class Channel:
             self._write({"method": method, "number": self.next_number(), **header}, b"")
 
     def hang_up(self) -> None:
-        """Make all waiting and later calls raise `SandboxError`."""
+        """Fail all pending and later calls with `SandboxError`."""
         self._lose(SandboxError("the sandbox is closed"))
 
     async def close(self) -> None:
@@ -229,7 +229,7 @@ class Ports:
                 carrying.add_done_callback(lambda _: room.release())
 
     async def _carry(self, connection: int, protocol: ProtocolFactory) -> None:
-        """Carry a connection's data between the sandbox and a protocol, until both sides have ended."""
+        """Copy a connection's data between the sandbox and a protocol until both sides have closed it."""
         ours, theirs = socket.socketpair()
         transport: asyncio.BaseTransport | None = None
         try:

@@ -15,7 +15,7 @@ from agentrl.sandbox.spec import ExecResult, Limits, SandboxSpec
 Command: TypeAlias = str | Sequence[str]
 """Text for ``/bin/sh -c``, or a program and its arguments."""
 ProtocolFactory: TypeAlias = Callable[[], asyncio.BaseProtocol]
-"""Function that makes the protocol of one connection, as for `asyncio.loop.create_server`."""
+"""Protocol factory, called once per connection as by `asyncio.loop.create_server`."""
 NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 
 
@@ -28,9 +28,9 @@ class CommandOptions(TypedDict, total=False):
 
 
 class SandboxFileError(ToolError):
-    """A sandbox's file cannot be read or written: it is missing or a folder, or there is no space or permission.
+    """A file in a sandbox cannot be read or written: it is missing, is a folder, or space or permission is lacking.
 
-    The policy can react to it, so the model reads its text.
+    The model is shown the message, because the policy can react to it.
     """
 
 
@@ -132,7 +132,7 @@ class Sandbox(ABC):
         env: Mapping[str, str] = NO_VARIABLES,
         limits: Limits | None = None,
     ) -> ExecResult:
-        """Run a command until it ends or exceeds a limit; then kill all processes that it started, including daemons.
+        """Run a command until it ends or exceeds a limit, then kill all processes that it started, including daemons.
 
         Args:
             command: Text for the shell, or a program and its arguments.
@@ -158,7 +158,7 @@ class Sandbox(ABC):
 
     @abstractmethod
     async def read(self, path: str, *, most: int = 16 * 2**20) -> bytes:
-        """Read a file with the rights of the code in the sandbox, so that no path leads out.
+        """Read a file with the permissions of the code in the sandbox, so that no path escapes from it.
 
         Raises:
             SandboxFileError: the file does not exist, is not a regular file, or is larger than `most` bytes.
@@ -199,10 +199,10 @@ class Sandbox(ABC):
     async def forward(self, protocol: ProtocolFactory, *, port: int = 0) -> int:
         """Listen on a port of the sandbox's 127.0.0.1, and serve its connections in this process.
 
-        It needs no network, and gives programs in the sandbox access only to what the protocol serves.
+        This needs no network, and gives programs in the sandbox access to the protocol's service only.
 
         Args:
-            protocol: Makes the protocol of each connection.
+            protocol: Factory of each connection's protocol.
             port: Port to listen on; 0 for a free one.
 
         Returns:

@@ -1,6 +1,6 @@
 """Control groups (cgroups v1 and v2), which limit the memory and the processes of a whole sandbox.
 
-The commands of a sandbox are in one group below this process's group. The sandbox's first process is outside it, so
+The commands of a sandbox share one child group of this process's group. The sandbox's first process stays outside, so
 that the group's limits do not kill it. Groups left by a killed process are removed when the next process starts.
 """
 
@@ -36,7 +36,7 @@ class ControlGroup:
     """Control group for the commands of one sandbox.
 
     Raises:
-        OSError: the kernel refuses to create the group.
+        OSError: the kernel does not allow the group to be created.
     """
 
     def __init__(self, hierarchy: Hierarchy, limits: Limits) -> None:

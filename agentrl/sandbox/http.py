@@ -1,7 +1,7 @@
 """Back end ``http``: a sandbox on another machine, behind `agentrl sandbox serve`.
 
-Each call has an id, and the server executes it once: a repeated call gets the answer of the first one. This module
-encodes and decodes the values of the protocol (``docs/sandboxes.md``) for both sides.
+Each call has an id and is executed once: a retry gets the answer of the first attempt. This module encodes and decodes
+the values of the protocol (``docs/sandboxes.md``) for both sides.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ MAX_CALL_BYTES = 4 * 2**20
 MAX_INPUT_BYTES = 32 * 2**20
 """Maximum bytes of a request with the standard input of a program."""
 MAX_REQUEST_BYTES = 512 * 2**20
-"""Maximum bytes of any request, whatever the sandbox's limits."""
+"""Maximum bytes of any request, regardless of the sandbox's limits."""
 SANDBOX_PATIENCE_S = 20.0
-"""Seconds for which calls to a lost or full server are retried; the option ``patience_s`` overrides it."""
+"""Seconds for which calls to an unreachable or full server are retried; the option ``patience_s`` overrides it."""
 SANDBOX_CLOSE_S = 5.0
 """Maximum seconds that `close` waits for the server, which closes abandoned sandboxes on its own."""
 
@@ -76,7 +76,7 @@ def read_result(data: Mapping[str, Any]) -> ExecResult:
 
 
 def changed_limits(limits: Limits) -> list[str]:
-    """Return the names of the limits that differ from the defaults, which a server must not lower silently."""
+    """Return the names of the limits that differ from the defaults; a server must not lower them silently."""
     return [name for name, value in limits.non_null.items() if value != DEFAULT_LIMITS.non_null[name]]
 
 
@@ -87,7 +87,7 @@ class HttpSandbox(Sandbox):
         spec: Specification with `url`; the server rejects what it does not support.
 
     Raises:
-        UsageError: the spec has no address, or an unknown option.
+        UsageError: the spec has no `url`, or an option is unknown.
     """
 
     def __init__(self, spec: SandboxSpec) -> None:

@@ -1,4 +1,4 @@
-"""Python interpreter in a sandbox, which keeps its variables from one piece of code to the next."""
+"""Stateful Python interpreter in a sandbox: variables persist from one piece of code to the next."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from agentrl.sandbox.contract import Sandbox, SandboxProcess
 from agentrl.sandbox.spec import ExecResult, Limits
 
 SIGN_OF_LIFE_S = 3.0
-"""Seconds to run a trivial command before a sandbox counts as lost, or its machine as overloaded."""
+"""Timeout in seconds of a trivial command, after which the sandbox counts as lost or its machine as overloaded."""
 PROGRAM = Path(__file__).with_name("interpreter_main.py").read_text(encoding="utf-8")
 INTERPRETER_START_S = 20.0
 INTERPRETER_STOP_S = 5.0
@@ -25,10 +25,10 @@ CANNOT_RUN = (126, 127)
 
 
 async def require_life(sandbox: Sandbox) -> None:
-    """Check that a sandbox responds quickly, and so is not the cause of a hanging or ended program.
+    """Check that a sandbox responds quickly, so that a hanging or ended program is the code's fault.
 
     Raises:
-        SandboxError: the sandbox does not answer, or is so slow that the program may have waited for the machine.
+        SandboxError: the sandbox does not answer in time, so the program may have hung because of the machine.
     """
     try:
         async with asyncio.timeout(SIGN_OF_LIFE_S):
@@ -46,10 +46,10 @@ class ExecutionResult:
     output: str = ""
     """Output of the code, and the value of its last line."""
     raised: bool = False
-    """True if the code raised an exception or had to be stopped."""
+    """True if the code raised an exception or was interrupted."""
     lost: str = ""
-    """Sentence that says why the interpreter was lost with all its variables; the next piece of code gets a new one.
-    Empty if it was not lost."""
+    """Reason why the interpreter and its variables were lost, as a sentence; the next piece of code starts a new one.
+    Empty if the interpreter still runs."""
 
 
 class _Gone(Exception):
@@ -75,10 +75,10 @@ class Interpreter:
         self._number = 0
 
     async def run(self, code: str) -> ExecutionResult:
-        """Run a piece of code. Its own errors are part of the outcome.
+        """Run a piece of code. Exceptions that it raises are part of the result.
 
         Raises:
-            SandboxError: the sandbox failed, whatever the code did.
+            SandboxError: the sandbox failed, independently of the code.
             UsageError: the sandbox has no Python.
         """
         process = self._process or await self._start()

@@ -3,7 +3,8 @@
 It uses the standard library only. Requests arrive on the original standard input, one line of JSON each
 (``{"id": 1, "code": "…"}``); replies go to the original standard output
 (``{"id": 1, "output": "…", "raised": false}``). The first reply has id 0 and means that the program is ready. The code
-sees neither: its input is empty, and its output and that of its children go into a file that is read after each piece.
+can access neither stream: its input is empty, and its output and that of its children go to a file that is read after
+each piece.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any, BinaryIO, TextIO
 
 HEAD = 40_000
 TAIL = 20_000
-"""Bytes that are kept of the beginning and the end of the output."""
+"""Bytes kept from the beginning and from the end of the output."""
 
 
 class Namespace:

@@ -39,7 +39,7 @@ _SYSTEM_FOLDERS = frozenset(
 _HIDDEN_FILES = ("kcore", "keys", "key-users", "kmsg", "kallsyms", "timer_list", "sched_debug", "config.gz")
 _HIDDEN_FOLDERS = ("acpi", "asound", "scsi")
 INSTALLED_IN = (PREFIX, Path("/usr"), Path("/usr/local"))
-"""Prefixes of the Python installations that are visible inside."""
+"""Prefixes of the Python installations that are mounted in the sandbox."""
 _INSTALLED = "lib/python3*/*-packages/agentrl"
 _OWN_PACKAGES = ("agentrl", "agentrl.envs", "agentrl.tools", "agentrl.agent_loops")
 _CAPABILITIES = ("CAP_SETUID", "CAP_SETGID", "CAP_KILL", "CAP_CHOWN")
@@ -53,7 +53,7 @@ _X32 = 0x40000000
 _NAMESPACES = 0x7E020000
 """Flags of ``clone`` that create namespaces."""
 _FAMILIES = (1, 2, 10)
-"""Socket families within the network namespace: UNIX, IPv4, IPv6; others (vsock, netlink) may lead out."""
+"""Allowed socket families, confined by the network namespace: UNIX, IPv4, IPv6; others (vsock, netlink) may escape."""
 _TERMINAL_REQUESTS = (0x5412, 0x541C)
 """``TIOCSTI`` and ``TIOCLINUX``, which insert input into the terminal."""
 _MACHINES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -61,7 +61,7 @@ _MACHINES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
 
 def new_user() -> int:
-    """Choose a user ID for a sandbox if agentrl runs as root, so that limits per user apply only to it; else 0."""
+    """Choose a separate user ID for a sandbox if agentrl runs as root, for limits per user; otherwise return 0."""
     return _FIRST_USER + secrets.randbelow(_FIRST_USER) if os.geteuid() == 0 else 0
 
 
@@ -157,7 +157,7 @@ def _read_only(paths: Sequence[str]) -> list[str]:
 
 
 def _without_own_code(readable: Sequence[str]) -> list[str]:
-    """Hide agentrl's code with empty folders, as its generators contain the hidden answers of tasks."""
+    """Mount empty folders over agentrl's code, whose generators contain the hidden answers of tasks."""
     seen = [Path(path).resolve() for path in ("/usr", str(PREFIX), *readable)]
     hidden = [folder for folder in own_folders() if any(folder.is_relative_to(root) for root in seen)]
     return [word for folder in hidden for word in ("--tmpfs", str(folder), "--remount-ro", str(folder))]
@@ -165,7 +165,7 @@ def _without_own_code(readable: Sequence[str]) -> list[str]:
 
 @functools.cache
 def own_folders() -> tuple[Path, ...]:
-    """Return the folders of agentrl's code: of this process, and of installations for the sandbox's Python."""
+    """Return the folders with agentrl's code: this process's, and those installed for the sandbox's Python."""
     found = [importlib.util.find_spec(name) for name in _OWN_PACKAGES]
     running = [Path(spec.origin).resolve().parent for spec in found if spec is not None and spec.origin is not None]
     installed = [path for root in INSTALLED_IN for path in root.glob(_INSTALLED)]
@@ -193,7 +193,7 @@ def is_free(path: str) -> bool:
 
 
 def _writable(disk_bytes: int, further: Sequence[str]) -> list[str]:
-    """Return options for tmpfs mounts of limited size; bubblewrap's own under ``/`` and ``/dev`` become read-only."""
+    """Return options for tmpfs mounts of limited size; bubblewrap's mounts on ``/`` and ``/dev`` become read-only."""
     size, shared = str(disk_bytes), str(min(_SHARED_MEMORY, disk_bytes))
     options = ["--dev", "/dev", "--size", shared, "--perms", "1777", "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]
     parents = dict.fromkeys(str(parent) for path in further for parent in reversed(Path(path).parents[:-1]))
@@ -245,7 +245,7 @@ def filter_program(*, is_memory_counted: bool, machine: str | None = None) -> by
     name = machine or platform.machine()
     if name not in _MACHINES:
         raise UsageError(
-            "local sandboxes do not know the system calls of this processor",
+            "local sandboxes do not support this processor's system calls",
             got=name,
             expected=" or ".join(_MACHINES),
             hint="use a docker or http sandbox",
@@ -285,6 +285,6 @@ def _allow(value: int) -> bytes:
 
 
 def _for_call(number: int, argument: int, steps: list[bytes]) -> list[bytes]:
-    """Apply steps to an argument's lower half for one call; the call is allowed if no step returns."""
+    """Apply steps to the lower 32 bits of one call's argument; the call is allowed if no step returns."""
     body = b"".join([_step(_LOAD, _ARGUMENTS + 8 * argument), *steps, _step(_RETURN, _ALLOW)])
     return [_step(_IF_EQUAL, number, 0, len(body) // 8), body]

@@ -1,7 +1,7 @@
 """Back end ``local``: Linux namespaces through bubblewrap, limits through control groups and resource limits.
 
-The supervisor is the first process inside, and all other processes die with it. Files are read and written by processes
-inside, so that paths of the sandbox are never resolved on the host.
+The supervisor is the first process of the sandbox, and all other processes die with it. Processes in the sandbox read
+and write its files, so that its paths are never resolved on the host.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ END_DEADLINE_S = 30.0
 SUPERVISOR = (str(PYTHON), *BOOT)
 UNCONFINED = "i-accept-that-commands-can-do-anything-that-i-can"
 CONTROL = 0
-"""File descriptor of the socket in the supervisor: its standard input."""
+"""File descriptor of the supervisor's socket: standard input."""
 
 
 class Program:
@@ -98,14 +98,14 @@ class Program:
         return os.pread(self._errors, 2000, 0).decode(errors="replace").strip() or "it ended without a message"
 
     def kill(self) -> None:
-        """Kill the first process, which makes the kernel kill all others, also stopped ones. Idempotent."""
+        """Kill the first process; the kernel then kills all others, including stopped ones. Idempotent."""
         if not self._is_isolated:
             if self._process.poll() is None:
                 kill_tree(self._process.pid)
         elif self._first >= 0:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._first, signal.SIGKILL)
-                self._process.send_signal(signal.SIGCONT)  # a stopped bubblewrap would not end with its child
+                self._process.send_signal(signal.SIGCONT)  # a stopped bubblewrap does not exit when its child does
         elif self._process.poll() is None:
             self._kill_unfinished()
 
@@ -326,7 +326,7 @@ def _check_folders(options: LocalOptions) -> None:
 
 
 async def _until(is_done: Callable[[], bool]) -> None:
-    """Retry for a second; anything left is removed when the next process starts."""
+    """Retry for a second; remaining groups are removed when the next process starts."""
     for _ in range(100):
         if is_done():
             return

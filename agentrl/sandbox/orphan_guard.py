@@ -1,12 +1,12 @@
-"""Guard of the programs that environments in the trainer's process start: ends them when the trainer is killed.
+"""Guard that ends the programs of in-process environments when the trainer is killed.
 
-Such programs are children of the trainer, so nothing else ends them. The trainer marks its environment variables, which
-programs inherit, even in their own session and through other programs. When the trainer exits without closing the
-guard, the guard ends all processes that have the mark.
+Such programs are children of the trainer, so nothing else ends them. The trainer sets a mark in its environment
+variables, which programs inherit, even in their own session and through other programs. When the trainer exits without
+closing the guard, the guard ends all processes that have the mark.
 
 The guard misses programs that get other environment variables (``env -i``,
 ``subprocess.Popen(env={})``) or run as another user, and processes that are forked without starting a program
-(``multiprocessing`` with ``fork``). agentrl's own servers and ranks have guards of their own, and no mark.
+(``multiprocessing`` with ``fork``). agentrl's own servers and ranks have their own guards, and no mark.
 
 Run by file name, using the standard library only. Linux only.
 
@@ -37,7 +37,7 @@ ORPHAN_POLL_S = 0.02
 
 
 class OrphanGuard:
-    """Guard process of this process. After it is closed, the environments must end their programs."""
+    """Guard process of this process. Once it is closed, environments must end their own programs."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -81,7 +81,7 @@ def _start_time(pid: int) -> int:
 
 
 def marked_processes(mark: str, variable: str = VARIABLE) -> list[int]:
-    """Return the processes that started with the mark, except dead ones and those of other users."""
+    """Return the PIDs of this user's living processes that were started with the mark."""
     entry, found = f"{variable}={mark}".encode(), []
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
@@ -104,7 +104,7 @@ def end_marked(mark: str) -> None:
     began = time.monotonic()
     while (left := marked_processes(mark)) and time.monotonic() - began < ORPHAN_GRACE_S + ORPHAN_KILL_S:
         if time.monotonic() - began > ORPHAN_GRACE_S:
-            for number in (signal.SIGSTOP, signal.SIGKILL):  # stopped processes start no others
+            for number in (signal.SIGSTOP, signal.SIGKILL):  # a stopped process cannot fork
                 send(number, left)
         time.sleep(ORPHAN_POLL_S)
 

@@ -23,7 +23,7 @@ from pathlib import Path
 SET_PARENT_DEATH_SIGNAL, SET_CHILD_SUBREAPER = 1, 36
 """Numbers of prctl(2)."""
 PROGRAM_KILL_S = 5.0
-"""Seconds before killed processes must have ended."""
+"""Timeout in seconds for the end of killed processes."""
 ROUND_S = 0.005
 NOT_STARTED = 127
 """Exit code of a command that cannot be started."""
@@ -49,7 +49,7 @@ def kill_all() -> bool:
     until = time.monotonic() + PROGRAM_KILL_S
     while time.monotonic() < until:
         left = children_of(os.getpid())
-        for step in (signal.SIGSTOP, signal.SIGKILL):  # stopped processes start no others while the rest is killed
+        for step in (signal.SIGSTOP, signal.SIGKILL):  # a stopped process cannot fork while the others are killed
             for pid in left:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, step)

@@ -2,9 +2,9 @@
 
 head read and checked ─► name resolved here ─► address checked ─► connected to that address ─► bytes both ways
 
-Programs find it in ``HTTP_PROXY`` and ``HTTPS_PROXY``; there is no other way out. For a tunnel, only the host and port
-of ``CONNECT`` are checked. A plain request is rebuilt from its parsed head with the checked ``Host``, and is the only
-one on its connection.
+``HTTP_PROXY`` and ``HTTPS_PROXY`` point programs to it; they have no other network access. For a tunnel, only the host
+and port of ``CONNECT`` are checked. A plain request is rebuilt from its parsed head with the checked ``Host``, and is
+the only one on its connection.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from typing import Any, TypeAlias
 from agentrl.sandbox.allow_list import Address, AllowList, Host, read_place
 
 HEAD_S = 10.0
-"""Seconds before the head of a request must have arrived."""
+"""Timeout in seconds for the head of a request."""
 TARGET_CONNECT_S = 20.0
 TUNNEL_LINGER_S = 10.0
-"""Seconds before a server must have received the last data."""
+"""Timeout in seconds for sending the last data to a server."""
 MAX_HEAD_BYTES = 64 * 1024
 PIECE = 65536
 LOOKUPS = 4
@@ -46,7 +46,7 @@ _LEFT = (OSError, asyncio.IncompleteReadError)
 
 
 class ProxyRefusal(Exception):
-    """The proxy refuses a request."""
+    """The proxy rejects a request."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -78,7 +78,7 @@ class Request:
 
 
 def read_request(head: bytes) -> Request:
-    """Parse a head strictly: ambiguous requests, which servers could parse differently, are refused.
+    """Parse a head strictly: requests that servers could parse differently are rejected.
 
     Raises:
         ProxyRefusal: the head is invalid (status 400).
@@ -124,7 +124,7 @@ def _filter_headers(headers: list[tuple[bytes, bytes]]) -> tuple[tuple[tuple[byt
         by_name.setdefault(name.lower(), []).append(value)
     sizes, codings = by_name.get(b"content-length", []), by_name.get(b"transfer-encoding", [])
     if len(sizes) + len(codings) > 1 or len(by_name.get(b"host", [])) > 1:
-        raise ProxyRefusal(400, "the size of the body, or the host, is stated twice")
+        raise ProxyRefusal(400, "the body size or the host is given twice")
     if any(not re.fullmatch(rb"[0-9]{1,18}", size) for size in sizes) or any(c.lower() != b"chunked" for c in codings):
         raise ProxyRefusal(400, "the size of the body is invalid")
     named = {word.strip().lower() for value in by_name.get(b"connection", []) for word in value.split(b",")}
@@ -148,7 +148,7 @@ class HostProxy:
         return asyncio.StreamReaderProtocol(reader, lambda *ends: self._begin(self._serve(*ends)))
 
     def protocol_to(self, host: Host, port: int) -> Callable[[], asyncio.BaseProtocol]:
-        """Return the maker of protocols for raw connections to one listed host and port."""
+        """Return a protocol factory for raw connections to one listed host and port."""
         request = Request("CONNECT", host, port, "", (), 0)
 
         def make() -> asyncio.BaseProtocol:
@@ -235,7 +235,7 @@ class HostProxy:
         return [ipaddress.ip_address(one) for one in found]
 
     def _release_lookup(self, looking: asyncio.Future[list[str]]) -> None:
-        """Let the next lookup begin once the thread of this one is free, even if its request was abandoned."""
+        """Start the next lookup when this one's thread is free, even if its request was abandoned."""
         self._lookups.release()
         if not looking.cancelled():
             looking.exception()
@@ -276,7 +276,7 @@ async def _receive_head(reader: asyncio.StreamReader) -> Request:
 async def _run_pair(
     sending: Coroutine[Any, Any, None], receiving: Coroutine[Any, Any, None], *, is_tunnel: bool
 ) -> None:
-    """Run both until one fails or both have ended; a plain request ends with its answer."""
+    """Run both copies until one fails or both have ended; a plain request ends with its response."""
     tasks = [asyncio.create_task(sending), asyncio.create_task(receiving)]
     if not is_tunnel:
         tasks[1].add_done_callback(lambda _: tasks[0].cancel())
@@ -300,7 +300,7 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 async def _send_body(reader: asyncio.StreamReader, server: asyncio.StreamWriter, size: int | None) -> None:
-    """Send a body of the given size; further data raises an error, as it would be another request."""
+    """Send a body of the given size; further data is an error, because it would be a second request."""
     if size is None:
         await _send_chunks(reader, server)
     while size:

@@ -1,4 +1,4 @@
-"""Specification of a sandbox, from a config or an environment's options; its limits and results."""
+"""Specification of a sandbox, as in a config or an environment's options; limits, and results of commands."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agentrl.errors import UsageError, did_you_mean
 
 MIB = 2**20
 MAX_SIZE = 2**60
-"""Maximum of any limit, within the range of the kernel's numbers."""
+"""Maximum of any limit; the kernel's integers can hold it."""
 _SECONDS = frozenset({"seconds", "cpu_seconds"})
 NO_NETWORK = "none"
 ANY_NETWORK = "all"
@@ -23,8 +23,8 @@ NETWORKS = (NO_NETWORK, GATEWAY, ANY_NETWORK)
 class Limits:
     """Limits on the resources of a sandbox, or of one command in it; ``None`` means the sandbox's limit.
 
-    A command gets the lower of its own and its sandbox's limits. With cgroups, the memory and the processes of a
-    sandbox are counted together; a command's own memory limit applies to each of its processes.
+    The lower of a command's and its sandbox's limits applies. With cgroups, memory and processes are counted over the
+    whole sandbox; a command's own memory limit applies to each of its processes.
     """
 
     seconds: float | None = None
@@ -56,7 +56,7 @@ class Limits:
         return {name: value for name, value in values.items() if value is not None}
 
     def narrow(self, other: Limits | None) -> Limits:
-        """Return the lower of each limit of both.
+        """Return the element-wise minimum of two sets of limits.
 
         >>> Limits(seconds=9.0, processes=4).narrow(Limits(seconds=20.0, output_bytes=5)).non_null
         {'seconds': 9.0, 'processes': 4, 'output_bytes': 5}

@@ -1,4 +1,4 @@
-"""Base of sandboxes with a supervisor inside: commands, files, snapshots, running programs.
+"""Base class of sandboxes that run a supervisor: commands, files, snapshots, running programs.
 
 The supervisor is sent into a sandbox as a short bootstrap on Python's command line, followed by its code on the socket.
 """
@@ -41,7 +41,7 @@ from agentrl.sandbox.spec import ExecResult, Limits, SandboxSpec
 OLDEST_PYTHON = (3, 10)
 TOO_OLD = "this Python is too old"
 PACKAGE = "agentrl.sandbox"
-"""Name of the package with the supervisor's modules, also inside the sandbox."""
+"""Name of the package with the supervisor's modules, on the host and in the sandbox."""
 _BOOT = f"""
 import sys, os
 if sys.version_info < {OLDEST_PYTHON}:
@@ -67,7 +67,7 @@ made.main(read_part())
 BOOT = ("-I", "-S", "-B", "-c", _BOOT)
 """Arguments of the sandbox's Python, which then reads an `opening`."""
 COMMAND_GRACE_S = 15.0
-"""Seconds after a command's deadline before the sandbox counts as broken and is killed from outside."""
+"""Seconds after a command's deadline at which the sandbox counts as broken and is killed by the host."""
 FILE_SECONDS = 60.0
 
 
@@ -90,7 +90,7 @@ def _code_of(module: ModuleType) -> tuple[str, bytes, str | None]:
 
 
 class PollingProcess(SandboxProcess):
-    """Process whose output is requested in parts. A part that a cancelled reader requested is kept."""
+    """Process whose output is requested in parts. A part requested by a cancelled reader is kept."""
 
     def __init__(self) -> None:
         self._pull: asyncio.Task[bytes] | None = None
@@ -209,10 +209,10 @@ class SupervisedSandbox(Sandbox):
         return await self._ports.open(protocol, port)
 
     async def _open_network(self) -> None:
-        """Open the proxy to the hosts of an allow-list; called once the supervisor is ready.
+        """Open the proxy to the hosts of an allow-list; called when the supervisor is ready.
 
-        Listed ports of this machine's 127.0.0.1 are forwarded from the same ports inside, as clients do not use a proxy
-        for that address.
+        Listed ports of this machine's 127.0.0.1 are forwarded from the same ports in the sandbox, because clients use
+        no proxy for that address.
         """
         if self._proxy is not None:
             self._proxy_variables = variables(await self.forward(self._proxy.protocol))
@@ -247,10 +247,10 @@ class SupervisedSandbox(Sandbox):
         }
 
     def _kill(self) -> None:
-        """Kill a sandbox whose supervisor does not answer, from outside, if this back end can; without waiting."""
+        """Kill a sandbox whose supervisor does not answer, if the back end can do so from the host; return at once."""
 
     def _memory_kills(self) -> int:
-        """Return the number of processes killed for lack of memory, if the supervisor does not report it."""
+        """Return the number of processes killed at the memory limit, if the supervisor does not report it."""
         return 0
 
     async def exec(self, command: Command, *, stdin: bytes = b"", **options: Unpack[CommandOptions]) -> ExecResult:

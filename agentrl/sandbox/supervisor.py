@@ -1,6 +1,6 @@
 """Supervisor: the first process inside a sandbox, which runs commands for the host over a socket or two pipes.
 
-It is sent there as compiled code, with two helper modules, and imports only modules that load quickly. Each command
+The host sends it as compiled code, with two helper modules; it imports only modules that load quickly. Each command
 runs below a reaper, a process that adopts the command's orphans. When the reaper ends, on its own or killed at the
 deadline, its descendants become this process's children and are killed; they are stopped first, so that a fork bomb
 cannot outrun this process.
@@ -23,7 +23,7 @@ import time
 from agentrl.sandbox import supervisor_files, supervisor_ports
 
 TYPE_CHECKING = False
-if TYPE_CHECKING:  # importing these takes as long as starting Python
+if TYPE_CHECKING:  # importing these takes as long as the start of Python
     from collections.abc import Callable
     from typing import Any, NoReturn
 
@@ -81,7 +81,7 @@ class RunningCommand:
 
 
 class Supervisor:
-    """Server of the host's requests. It ends when the socket closes, and all processes in the sandbox die with it.
+    """Server for the host's requests. It ends when the socket closes, and all processes in the sandbox end with it.
 
     Args:
         settings: Settings from the host: user of commands, control groups to join, working folder, file descriptor for
@@ -257,7 +257,7 @@ class Supervisor:
             self._deliver(job)
 
     def _deliver(self, job: RunningCommand) -> None:
-        """Answer the waiting pull; once the program has ended, its pipe contains all remaining output."""
+        """Answer the pending pull; after the program has ended, its pipe contains all remaining output."""
         data = _read(job.stdout)
         if data is None and not job.ended:
             return
@@ -268,7 +268,7 @@ class Supervisor:
         self._answer(number, out=data or b"")
 
     def _release(self, job: RunningCommand) -> None:
-        """Close the output of a program, which is not read further."""
+        """Close the output of a program and stop reading it."""
         job.stdout = self._close(job.stdout)
         if job.ended:
             self.jobs.pop(job.number, None)
@@ -310,7 +310,7 @@ class Supervisor:
             self._deliver(job)
 
     def _memory_kills(self) -> int:
-        """Return the number of processes of this container that the kernel has killed for lack of memory."""
+        """Return the number of this container's processes that the kernel has killed at the memory limit."""
         for path in MEMORY_EVENTS if self.is_in_container else ():
             try:
                 with open(path, "rb") as file:
@@ -366,9 +366,10 @@ def processes_below(roots: set[int], parents: dict[int, int]) -> set[int]:
 
 
 def kill_tree(root: int) -> None:
-    """Kill a process and all its descendants; they are stopped first, so that they start no others.
+    """Kill a process and all its descendants; they are stopped first, so that they cannot fork.
 
-    Stopped processes are killed, too. The caller must be the parent of `root`, or else its PID could be reused.
+    Processes that are already stopped are killed, too. The caller must be the parent of `root`, so that its PID is not
+    reused.
     """
     stopped: set[int] = set()
     for _ in range(ROUNDS):
@@ -407,7 +408,7 @@ def _reap(killed: set[int]) -> None:
 
 
 def _reap_any(reapers: set[int]) -> bool:
-    """Reap one dead child; returns False if there is none, or if it is a reaper whose event is not handled yet."""
+    """Reap one dead child; return False if there is none, or if it is a reaper whose event is still to be handled."""
     try:
         found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -445,7 +446,7 @@ def _read(fd: int) -> bytes | None:
 
 
 def _drain(fd: int, keep: Callable[[bytes], None]) -> None:
-    """Read the rest of a pipe, but at most a pipe's capacity, as its other end may still be open elsewhere."""
+    """Read the rest of a pipe, at most its capacity, because another process may still hold its other end open."""
     for _ in range(17):
         data = _read(fd) if fd >= 0 else None
         if not data:

@@ -1,6 +1,6 @@
-"""File actions of the supervisor, inside the sandbox: files are read and written for the host.
+"""File operations of the supervisor, in the sandbox: it reads and writes files for the host.
 
-Each action runs in a separate process, with the rights of commands.
+Each operation runs in a separate process, with the permissions of commands.
 """
 
 from __future__ import annotations

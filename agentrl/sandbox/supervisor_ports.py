@@ -1,6 +1,6 @@
-"""Port forwarding of the supervisor, inside the sandbox: ports of its loopback whose connections the host serves.
+"""Port forwarding of the supervisor, in the sandbox: the host serves connections to ports of the sandbox's loopback.
 
-The host requests each connection and each piece of data (`agentrl.sandbox.channel`), so that no data accumulates here.
+The host requests each connection and each chunk of data (`agentrl.sandbox.channel`), so that no data accumulates here.
 The data is not inspected.
 """
 
@@ -27,7 +27,7 @@ class Connection:
     def __init__(self, end: _socket.socket) -> None:
         self.end = end
         self.receiving = 0
-        """Number of the request to answer with the next data; 0 for none."""
+        """Number of the pending request for data; 0 if there is none."""
         self.sending = 0
         self.unsent = memoryview(b"")
 
@@ -88,7 +88,7 @@ class SupervisorPorts:
         self._watch(listening.fileno(), select.POLLIN, lambda: self._answer_accept(number, listening))
 
     def _answer_accept(self, number: int, listening: Any) -> None:
-        """Answer with the connection's number; 0 if it was closed already, or cannot be accepted."""
+        """Answer with the connection's number; 0 if it is already closed or cannot be accepted."""
         self._forget(listening.fileno())
         try:
             fd, _ = listening._accept()
@@ -127,7 +127,7 @@ class SupervisorPorts:
         self._answer(number, code=code)
 
     def _receive(self, connection: Connection) -> None:
-        """Answer with data, which is empty at the end; with an error number if the connection broke."""
+        """Answer with data (empty at the end), or with an error number if the connection broke."""
         data, code = b"", 0
         try:
             data = connection.end.recv(PIECE)

@@ -1,4 +1,4 @@
-"""Conformance check of policy engines, for your own engines too.
+"""Conformance check of policy engines, including your own.
 
 report = await check_engine(lambda: MyEngine(...), reference=logprobs_of_my_model)
 print(report)
@@ -90,7 +90,7 @@ async def logprobs(probe: EngineProbe) -> str:
 
 
 async def first_token(probe: EngineProbe) -> str:
-    """A first token with its own settings is one of the most probable, with the log-probability it was drawn with."""
+    """A first token with its own settings is one of the most probable, with the log-probability that sampled it."""
     if not probe.engine.capabilities.first_tokens:
         raise RuleSkipped("the engine does not support settings of the first token")
     prompt, hot = probe.prompt(9), FirstToken(temperature=1000.0, top_k=3)
@@ -169,7 +169,7 @@ async def pause(probe: EngineProbe) -> str:
 
 
 async def update_in_flight(probe: EngineProbe) -> str:
-    """An answer during which weights are updated has two spans of versions; the second one uses the new weights."""
+    """An answer during a weight update has two version spans; the second one uses the new weights."""
     request = probe.long_request(seed=1)
     old = probe.engine.version
     task = await probe.submit(request)
@@ -272,7 +272,7 @@ async def close(probe: EngineProbe) -> str:
     """Running and later requests raise `EngineError` when the engine is closed; closing again does nothing."""
     task = await probe.submit(probe.long_request())
     await probe.engine.close()
-    with refusal(EngineError, "a request that ran at close"):
+    with refusal(EngineError, "a request that was running at close"):
         await task
     with refusal(EngineError, "a request after close"):
         await probe.engine.generate(probe.request([1, 2], max_tokens=2))
@@ -287,7 +287,7 @@ async def killed_engine(probe: EngineProbe) -> str:
     await probe.start()
     task = await probe.submit(probe.long_request())
     probe.kill()
-    with refusal(EngineError, "a request that ran at the kill"):
+    with refusal(EngineError, "a request that was running at the kill"):
         await task
     with refusal(EngineError, "a request after the kill"):
         await probe.engine.generate(probe.request([1, 2], max_tokens=2))
@@ -319,7 +319,7 @@ RULES = tuple(
         killed_engine,
     )
 )
-"""Rules in the order in which they run: on one engine up to its `close`; `killed_engine` makes another engine."""
+"""Rules in execution order: all up to `close` share one engine; `killed_engine` creates another."""
 
 
 class EngineReport(CheckReport):

@@ -36,7 +36,7 @@ Sampling: TypeAlias = Callable[[Any], Awaitable[int]]
 CONDITION_S = 60.0
 """Maximum number of seconds to wait for a condition."""
 QUICK_TURNS = 1000
-"""Number of turns of the event loop in which a condition is polled without a pause; engines in this process need it."""
+"""Number of event loop iterations in which a condition is polled without a pause, for engines in this process."""
 REST_S = 0.01
 """Seconds between later polls."""
 LOOKS = 20
@@ -44,7 +44,7 @@ LOOKS = 20
 LONG = 1000
 """Maximum number of tokens of a request that must be observed in flight."""
 MEETINGS = 8
-"""Maximum number of requests to observe one in flight: the metrics of a busy server may be late."""
+"""Maximum number of attempts to observe a request in flight: a busy server's metrics may be late."""
 
 
 @contextmanager
@@ -85,7 +85,7 @@ class EngineProbe:
         return self.engine.metrics().sampled_tokens
 
     def prompt(self, length: int, start: int = 1) -> list[int]:
-        """Return a prompt of ids that are spread over the vocabulary."""
+        """Return a prompt whose ids are spread over the vocabulary."""
         return [(start + 7 * i) % self.engine.capabilities.vocab_size for i in range(length)]
 
     def request(self, prompt: Sequence[int], *, session: str | None = None, **params: Any) -> GenerateRequest:
@@ -167,7 +167,7 @@ class EngineProbe:
             await asyncio.sleep(0 if turn < QUICK_TURNS else REST_S)
 
     async def until_idle(self) -> None:
-        """Wait until the engine has no request; servers need seconds to notice that a caller is gone."""
+        """Wait until the engine has no request; servers need seconds to detect that a caller has disconnected."""
 
         async def is_idle() -> bool:
             await self.count_sampled()
@@ -193,7 +193,7 @@ class EngineProbe:
 
 
 class ServerEngine(PolicyEngine):
-    """Policy engine with a single server, for `check_engine` and for tests of one server.
+    """Policy engine over a single server, for `check_engine` and for tests of one server.
 
     Args:
         server: Server, which `start` connects and `close` closes.

@@ -1,10 +1,10 @@
-"""Conformance check of environments: `check_env` plays an environment and reports which rules it keeps.
+"""Conformance check of environments: `check_env` plays an environment and reports the rules that it passes.
 
 report = check_env("my_game:GuessNumber-v0")
 assert report.passed, report
 
-The check ends if a call of the environment does not return. `reward_integrity` reports what correlates with the reward
-besides a solution: texts that the policy reads, and actions that solve nothing.
+The check ends if a call of the environment does not return. `reward_integrity` looks for rewards without a solution:
+texts that reveal it to the policy, and actions that solve nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PLAYS = contract.plays_an_episode
 ELSEWHERE = (determinism.is_the_same_everywhere, contract.keeps_standard_output_clean)
 """Rules about play in a new process."""
 LEAKS = (leaks.hides_the_answer, leaks.hides_the_plan, leaks.hides_the_reward, leaks.reads_no_files)
-"""Rules about information that the policy must not read."""
+"""Rules about information that must be hidden from the policy."""
 LAZY = (
     rewards.doing_nothing_does_not_pay,
     rewards.repeating_nonsense_does_not_pay,
@@ -171,7 +171,7 @@ class _Inspection:
             spec.extra.load()
         chosen = check_split(spec, split or named_split or spec.splits[0])
         options = {**spec.options, **(options or {})}
-        source = spec.tasks(chosen, **options)  # in this thread: some libraries load only in the main one
+        source = spec.tasks(chosen, **options)  # in this thread, because some libraries load only in the main thread
         effort = EFFORTS[thoroughness]
 
         def inspect() -> None:
@@ -233,6 +233,6 @@ def _check(rule: CheckRule, subject: Subject) -> CheckRow:
         found = RuleFailed(wrong.args[0])
     except Exception as error:
         if rule is PLAYS and isinstance(error, UsageError):
-            raise  # the user must provide what the environment needs
+            raise  # the user must provide the missing requirement
         found = error
     return rule.row(found, time.perf_counter() - start)

@@ -59,7 +59,7 @@ _SCHEMA_TYPES: Mapping[str, Any] = {
 
 
 class CallFailed(RuleFailed):
-    """Call of the environment that did not return, or tried to end the process; the message names it."""
+    """A call of the environment did not return, or tried to end the process; the message names the call."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -77,7 +77,7 @@ class WatchedCalls:
     raised: str = ""
     """Name of the call that raised the latest exception."""
     is_over: bool = False
-    """True once the watch has ended and no call may begin."""
+    """True when the watch has ended and new calls are rejected."""
 
     def overdue(self) -> str | None:
         """Describe the first call that missed its deadline; ``None`` if there is none."""
@@ -90,7 +90,7 @@ _CALLS: contextvars.ContextVar[WatchedCalls | None] = contextvars.ContextVar("ca
 
 
 def watched_calls() -> WatchedCalls:
-    """Return the calls of the current watch; outside a watch, calls without a deadline."""
+    """Return the current watch; outside a watch, one without a deadline."""
     return _CALLS.get(None) or WatchedCalls(limit_s=float("inf"))
 
 
@@ -98,7 +98,7 @@ def watched_calls() -> WatchedCalls:
 def asking(name: str, times: int = 1, at_least_s: float = 0.0) -> Iterator[None]:
     """Watch a call of the environment; `name` is for messages.
 
-    The deadline is `times` the one of the watch, but at least `at_least_s` seconds.
+    The deadline is `times` the watch's deadline, but at least `at_least_s` seconds.
 
     Raises:
         CallFailed: the call tried to end the process.
@@ -128,7 +128,7 @@ def asking(name: str, times: int = 1, at_least_s: float = 0.0) -> Iterator[None]
 def run_watched(work: Callable[[], T], limit_s: float) -> T:
     """Run `work` in a thread, and watch its calls of environments (in `asking`) from this one; return its result.
 
-    A thread whose call does not return remains, but does not prevent the process from ending.
+    A thread whose call does not return keeps running, but does not keep the process alive.
 
     Raises:
         CallFailed: a call did not return within `limit_s` seconds, without most of the time it waited for a core.
@@ -302,7 +302,7 @@ def play(session: EnvSession, task: Task, policy: Policy, limit: int) -> PlayedE
 
 
 async def replay(env: AnyEnv, task: Task, actions: Sequence[str]) -> list[StepSnapshot]:
-    """Take given actions in a task's episode; other coroutines may run before each action."""
+    """Replay actions in a task's episode; other coroutines may run before each action."""
     returned: Any
     with asking("reset"):
         returned = await maybe_await(env.reset(seed=task.seed, options=dict(task.options)))

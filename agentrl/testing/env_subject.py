@@ -54,7 +54,7 @@ class SubprocessPlay:
     failure: str = ""
     """Exception of the environment; empty without one."""
     end: str = ""
-    """Description of how the environment ended the process, or of a call that did not return."""
+    """How the environment ended the process, or which call did not return."""
 
 
 def transcript(
@@ -271,7 +271,7 @@ class Subject:
 
     @cached_property
     def single_episodes(self) -> list[PlayedEpisode]:
-        """Episodes with the first random steps of some tasks, each in its own environment."""
+        """Episodes of the first random steps of some tasks, each in its own environment."""
         episodes = []
         for task in self.tasks[:SIDE_BY_SIDE]:
             with self.session() as session:

@@ -17,14 +17,14 @@ class CheckStatus(enum.StrEnum):
 
     PASSED = "passed"
     WARNED = "warned"
-    """Something looks wrong but may be intended."""
+    """A possible fault that may be intended."""
     FAILED = "failed"
     SKIPPED = "skipped"
-    """The rule does not apply, or something that it needs was not given."""
+    """The rule does not apply, or one of its inputs is missing."""
 
 
 class RuleOutcome(Exception):
-    """Result of a rule that does not pass without comment; the message explains it."""
+    """Result of a rule other than a plain pass; the message explains it."""
 
     status: ClassVar[CheckStatus]
 
@@ -36,7 +36,7 @@ class RuleFailed(RuleOutcome):
 
 
 class RuleWarned(RuleOutcome):
-    """Result of a rule that looks broken, possibly for a good reason."""
+    """Result of a rule that may be broken intentionally."""
 
     status = CheckStatus.WARNED
 
@@ -104,7 +104,7 @@ def rule(mend: str) -> Callable[[Callable[[Any], CheckFinding | str]], CheckRule
 
 
 async def check_rule(rule: CheckRule, subject: object, *, escaping: tuple[type[Exception], ...] = ()) -> CheckRow:
-    """Check a rule whose `check` is a coroutine function; raise exceptions in `escaping`, all others break the rule."""
+    """Check a rule with an async `check`; exceptions in `escaping` propagate, all others break the rule."""
     start = time.perf_counter()
     try:
         found = await rule.check(subject)

@@ -63,7 +63,7 @@ async def check_sandbox(
     only: Collection[str] = (),
     watch: Callable[[str], object] | None = None,
 ) -> CheckReport:
-    """Check that a back end keeps its contract and withstands attacks.
+    """Check that a back end meets its contract and withstands attacks.
 
     Args:
         spec: Name of the back end, or a spec; the spec's limits and files are not used.

@@ -33,7 +33,7 @@ TIGHT = Limits(
 )
 """Limits of attacked sandboxes."""
 RULE_GRACE_S = 8.0
-"""Maximum number of seconds by which a command may exceed its limit on a busy machine."""
+"""Tolerance in seconds by which a command may exceed its time limit on a busy machine."""
 _POLLS = 500
 
 
@@ -57,7 +57,7 @@ class MachineState:
         return cls(frozenset(descendants(os.getpid())), len(os.listdir("/proc/self/fd")), folders)
 
     def changes(self, later: MachineState) -> str:
-        """Describe what a later state has in addition; empty if nothing."""
+        """Describe the additions of a later state; empty if there are none."""
         more = []
         if left := later.processes - self.processes:
             more.append(f"processes {', '.join(map(str, sorted(left)))}")
@@ -121,7 +121,7 @@ async def require_nothing_left(before: MachineState) -> None:
 
 @contextmanager
 def host_file(content: str) -> Iterator[Path]:
-    """Make a file of this machine that all users can read and write, in its own temporary folder."""
+    """Create a file on the host that all users can read and write, in its own temporary folder."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "secret.txt"
         file.write_text(content)
@@ -132,7 +132,7 @@ def host_file(content: str) -> Iterator[Path]:
 
 @contextmanager
 def bystander(**variables: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a sleeping process of this machine with these environment variables."""
+    """Start a sleeping process on the host with these environment variables."""
     process = subprocess.Popen(["/bin/sleep", "543"], env=variables)
     try:
         yield process

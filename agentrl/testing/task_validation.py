@@ -45,7 +45,7 @@ class TaskStatus(enum.StrEnum):
     VALID = "valid"
     INVALID = "invalid"
     UNKNOWN = "unknown"
-    """The task has no solution to play, or the environment does not report what solves it."""
+    """The task has no solution to play, or the environment does not report success."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,8 +92,8 @@ def validate_tasks(
 ) -> Iterator[TaskValidation]:
     """Validate tasks; yield each result as soon as it is known.
 
-    A call that does not return fails its task only; the other tasks are played in a new environment. Environments that
-    need worker processes are played one at a time.
+    A call that does not return fails only its own task; the other tasks are played in a new environment. Environments
+    that need worker processes are played one at a time.
 
     Args:
         spec: The environment.
@@ -245,13 +245,13 @@ def _solution_problems(episode: PlayedEpisode, solved: bool | None) -> Iterator[
 
 
 def _differences(first: PlayedEpisode, second: PlayedEpisode, spec: EnvironmentSpec) -> Iterator[str]:
-    """Describe what makes two plays of the solution differ in their result."""
+    """Describe how the results of two plays of the solution differ."""
     if first.moments[0] != second.moments[0]:
         yield "two resets give different observations"
     if repr(first.total) != repr(second.total):
         yield f"the solution has a return of {first.total:g} the first time and {second.total:g} the second time"
     elif first.is_solved(spec) != second.is_solved(spec):
-        yield "the solution solves it only one time out of two"
+        yield "the solution solves it in one of two attempts"
 
 
 def _remarks(first: PlayedEpisode, second: PlayedEpisode) -> Iterator[str]:

@@ -26,7 +26,7 @@ from agentrl.tool import Tool
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 """Pattern of names that OpenAI-style services accept."""
 MAX_DESCRIPTION_CHARS = 1024
-"""Maximum number of characters of a description; services cut or refuse longer ones."""
+"""Maximum number of characters of a description; services truncate or reject longer ones."""
 TOOL_BLOCKS_S = 0.05
 """Maximum number of seconds for which a call may block the event loop."""
 
@@ -41,7 +41,7 @@ def check_tool(
     """Check that a tool keeps the rules of its contract; it runs only with the arguments in `examples`.
 
     Args:
-        tool: Tool, or an entry of ``agent.tools``.
+        tool: Tool, or an entry as in ``agent.tools``.
         examples: Arguments of calls that must succeed.
         sandbox: Sandbox for a tool that needs one, in the form of ``agent.sandbox``.
         timeout_s: Deadline of each call.
@@ -157,7 +157,7 @@ async def event_loop_goes_on(subject: _CheckedTool) -> str:
 
 
 async def _longest_pause() -> float:
-    """Return the longest time between two turns of the event loop until this task is cancelled."""
+    """Return the longest time between two event loop iterations until this task is cancelled."""
     worst, last = 0.0, time.thread_time()
     try:
         while True:

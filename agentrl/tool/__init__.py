@@ -1,4 +1,4 @@
-"""The contract of a tool: a typed function with a docstring that the policy may call.
+"""Contract of a tool: a typed function with a docstring that the policy may call.
 
 ```python
 @agentrl.tool
@@ -12,8 +12,8 @@ class with ``__call__``; one object is created per episode, and opened and close
 it is one. The arguments of its constructor are options in a config. Parameters with the type `ToolContext` or
 `agentrl.sandbox.Sandbox` are filled in by the runtime, and hidden from the policy.
 
-A `ToolError` is an error that the policy can fix, and whose text it reads. If a tool raises anything else, the policy
-reads a short notice, and the error is counted. Infrastructure errors are passed on. An exception of a tool ends only
+A `ToolError` is an error that the policy can fix; its message is shown to the policy. For any other exception, the
+policy gets a short notice, and the error is counted. Infrastructure errors propagate. An exception of a tool ends only
 its call, not the program, the event loop or the episode's task.
 """
 
@@ -78,9 +78,9 @@ class ToolRules:
     pure: bool = False
     """True if the result depends only on the arguments: results are cached, and calls are parallel."""
     timeout_s: float | None = None
-    """Seconds before a call times out; default ``agent.tool_timeout_s``."""
+    """Timeout of a call in seconds; ``agent.tool_timeout_s`` by default."""
     max_tokens: int | None = None
-    """Maximum length of a result, if below ``agent.max_observation_tokens``; longer ones are cut, with a mark."""
+    """Maximum length of a result, if below ``agent.max_observation_tokens``; longer ones are truncated, with a mark."""
     max_concurrent: int | None = None
     """Maximum number of concurrent calls, over all episodes of the run."""
     max_per_second: float | None = None
@@ -126,7 +126,7 @@ class ToolOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """Result of a tool with more than a plain value: ``ToolResult("3 rows", reward=0.1, metrics={"rows": 3})``."""
+    """Result of a tool that is more than a plain value: ``ToolResult("3 rows", reward=0.1, metrics={"rows": 3})``."""
 
     value: Any
     """Value for the policy: text, images, or a value that is converted to JSON (see `agentrl.tool.results`)."""
@@ -144,12 +144,12 @@ class ToolResult:
 
     @property
     def text(self) -> str:
-        """Text of the value for a policy that reads no images; lone surrogates are replaced."""
+        """Text of the value for text-only policies; lone surrogates are replaced."""
         return content_text(self.content)
 
     @property
     def content(self) -> Content:
-        """Value for a policy that reads images: parts if it is or contains one, else its text."""
+        """Value for vision policies: parts if it contains an image, else its text."""
         return as_content(self.value)
 
     def normalize(self, tool: str) -> ToolResult:
@@ -239,7 +239,7 @@ class Tool:
         return self.target(*args, **kwargs)
 
     open_deadline_s: ClassVar[float | None] = None
-    """Seconds before a timeout of `open` is an infrastructure failure; ``None`` if it is part of the first call."""
+    """Timeout of `open` in seconds (an infrastructure failure); ``None`` if opening is part of the first call."""
 
     @property
     def is_stateful(self) -> bool:
@@ -285,10 +285,10 @@ class Tool:
         return Arguments(f"tool {self.name}", types.MethodType(constructor, self))
 
     def with_options(self, options: Mapping[str, Any]) -> Tool:
-        """Return the tool with additional arguments for its constructor, which may check them.
+        """Return the tool with additional arguments for its constructor, which may validate them.
 
         Raises:
-            ConfigError: the tool does not accept them, or needs more.
+            ConfigError: the tool does not accept the arguments, or requires others.
         """
         if self._options is None and options:
             raise ConfigError(f"tool {self.name} has no options", got=", ".join(options), expected="only its name")
@@ -360,9 +360,9 @@ class Tool:
 
 
 class ForwardedTool(Tool):
-    """Tool without a function here: a server, another process or another role carries out its calls.
+    """Tool without a local function: a server, another process or another role executes its calls.
 
-    Subclasses implement `validate`, and `open` with `run` or an episode that carries out the calls.
+    Subclasses implement `validate`, and `open` with `run` or an episode that executes the calls.
     """
 
     def __init__(self, name: str, schema: dict[str, Any], rules: ToolRules) -> None:
@@ -370,19 +370,19 @@ class ForwardedTool(Tool):
 
     @property
     def is_stateful(self) -> bool:
-        """False: the state is where the calls are carried out."""
+        """False, because the state is where the calls are executed."""
         return False
 
     @property
     def needs_sandbox(self) -> bool:
-        """False: the resources are where the calls are carried out, too."""
+        """False, because the resources are where the calls are executed."""
         return False
 
 
 class Toolset(ABC):
-    """Several tools that are known only at run time, such as those of an MCP server.
+    """Set of tools that are known only at run time, such as those of an MCP server.
 
-    One object is used for the whole run; the arguments of the constructor are options in a config.
+    One object serves the whole run; the arguments of the constructor are options in a config.
     """
 
     @abstractmethod
@@ -409,7 +409,7 @@ def tool(
         declared: Rules for calls: the fields of `ToolRules`.
 
     Raises:
-        UsageError: no docstring, or rules that contradict each other.
+        UsageError: the docstring is missing, or the rules contradict each other.
     """
 
     def wrap(function: F) -> Tool:

@@ -1,7 +1,7 @@
-"""Reader of a tool's JSON schema: references, declared types, checks of values, and descriptions in words.
+"""Lenient reader of tools' JSON schemas: references, declared types, checks of values, and descriptions in words.
 
-Schemas come from external programs, so no function here raises for any schema. Keywords that are not read (``pattern``,
-``minimum``, ``if``, …) are left to the tool itself.
+Schemas come from external programs, so no function here raises an exception for any schema. Unsupported keywords
+(``pattern``, ``minimum``, ``if``, …) are left to the tool.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _matching(key: str, schema: Mapping[str, Any]) -> list[Any]:
 
 
 def _is_quick(pattern: str) -> bool:
-    """Return True if a pattern repeats no group, which could take exponential time."""
+    """Return True if a pattern repeats no group; repeated groups could take exponential time."""
     return re.search(r"\)[*+{]", pattern) is None
 
 
@@ -103,7 +103,7 @@ def resolve(schema: Any, root: Mapping[str, Any]) -> Any:
 
 
 def _find_reference(reference: Any, root: Mapping[str, Any]) -> Any:
-    """Return the part of `root` for a JSON pointer, an anchor or an ``$id``; ``None`` if it does not exist."""
+    """Resolve a JSON pointer, an anchor or an ``$id`` in `root`; return ``None`` if it does not exist."""
     if not isinstance(reference, str):
         return None
     address, _, pointer = reference.partition("#")
@@ -115,7 +115,7 @@ def _find_reference(reference: Any, root: Mapping[str, Any]) -> Any:
 
 
 def follow_pointer(pointer: str, root: Any) -> Any:
-    """Return the part of `root` at a JSON pointer such as ``/$defs/Item``; ``None`` if there is none."""
+    """Resolve a JSON pointer such as ``/$defs/Item`` in `root`; return ``None`` if it does not exist."""
     found = root
     for part in pointer.split("/")[1:]:
         key = part.replace("~1", "/").replace("~0", "~")
@@ -233,8 +233,8 @@ def is_of_type(value: Any, types: frozenset[str]) -> bool:
 def fits(value: Any, schema: Any, root: Mapping[str, Any], depth: int = 0) -> bool:
     """Return True if a tool with this schema accepts the value.
 
-    The check is as lenient as the tools are (`agentrl.tool.schema.Arguments.read`): a number may be text and text a
-    number, a list or an object may be JSON text, and null represents a missing optional argument.
+    The check is as lenient as the tools (`agentrl.tool.schema.Arguments.read`): numbers may be text and vice versa,
+    lists and objects may be JSON text, and null stands for a missing optional argument.
     """
     schema = resolve(schema, root)
     if schema is False:
@@ -261,7 +261,7 @@ def fits(value: Any, schema: Any, root: Mapping[str, Any], depth: int = 0) -> bo
 
 
 def misfits(arguments: Mapping[str, Any], root: Mapping[str, Any]) -> str:
-    """Say why a tool with these parameters does not accept arguments; empty if no single argument is the reason.
+    """Explain why a tool with these parameters rejects arguments; empty if no single argument is the reason.
 
     >>> misfits({"size": "big"}, {"properties": {"name": {}, "size": {"type": "integer"}}, "required": ["name"]})
     'name is missing, size is not a whole number'
@@ -331,10 +331,10 @@ def shorten_json(value: Any) -> str:
 
 
 def as_mapping(value: Any) -> Mapping[str, Any]:
-    """Return an object as it is; an empty one in place of another value."""
+    """Return an object unchanged, and an empty object for any other value."""
     return value if isinstance(value, Mapping) else {}
 
 
 def as_list(value: Any) -> Sequence[Any]:
-    """Return a list as it is; an empty one in place of another value."""
+    """Return a list unchanged, and an empty list for any other value."""
     return value if isinstance(value, list | tuple) else ()

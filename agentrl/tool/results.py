@@ -1,11 +1,11 @@
-"""Results of Python tools: awaited to the end, and converted to JSON values and to text for the policy.
+"""Results of Python tools: awaited, and converted to JSON values and to text for the policy.
 
 >>> as_text({"when": datetime.date(2026, 5, 1), "who": {"moss", "fern"}, (1, 2): Decimal("1.50")})
 '{"when": "2026-05-01", "who": ["fern", "moss"], "(1, 2)": "1.50"}'
 
-Every value has a text form: values that JSON does not support become readable, and values that cannot be shown (an
+Every value has a text form: values that JSON does not support are written readably, and values that cannot be shown (an
 image, a circular or very deep part, an object that fails) become a short notice in brackets; `as_text` and `as_json`
-never raise. `as_content` keeps images, for policies that read them.
+never raise an exception. `as_content` keeps images, for vision policies.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ MAX_AWAITED = 8
 """Maximum number of awaitables that return one another."""
 _AWAITABLES = (Awaitable, Coroutine, asyncio.Future, asyncio.Task)
 DEEPEST = 64
-"""Maximum nesting of lists and objects that is shown."""
+"""Maximum displayed nesting depth of lists and objects."""
 MAX_PARTS = 100_000
-"""Maximum number of values in a result that are shown; more would not fit into a prompt."""
+"""Maximum number of displayed values of a result; more would not fit into a prompt."""
 MAX_TEXT_CHARS = 10_000_000
 """Maximum number of characters of a text that are kept."""
 MAX_INTEGER_DIGITS = 4_000
@@ -65,7 +65,7 @@ _ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+")
 _HALF = re.compile("[\ud800-\udfff]")
 _AS_STR = (datetime.timedelta, Decimal, Fraction, UUID, PurePath, complex)
 _SHORT_FLOATS: Mapping[str, tuple[str, int]] = {"float32": (">f", 0), "float16": (">e", 0), "bfloat16": (">f", 16)}
-"""Formats of floats of low precision for `struct`, and how many of the last bits they lack."""
+"""Low-precision float formats for `struct`, and the number of trailing bits that each drops."""
 _MAX_EXACT_WHOLE = 2.0**53
 CUT = "[more is left out]"
 _PNG_MODES = ("1", "L", "LA", "P", "RGB", "RGBA")
@@ -99,7 +99,7 @@ async def _resolve(value: Any) -> Any:
 
 
 async def _all_parts(parts: AsyncIterator[Any]) -> list[Any]:
-    """Read an async iterator to its end, or until it has more parts than are shown."""
+    """Read an async iterator to its end, or until it exceeds the displayed parts."""
     found: list[Any] = []
     async for part in parts:
         found.append(part)
@@ -109,7 +109,7 @@ async def _all_parts(parts: AsyncIterator[Any]) -> list[Any]:
 
 
 def _read_out(call: Callable[[], Any]) -> Any:
-    """Call a function, and read an iterator that it returns to its end, which may be slow."""
+    """Call a function; if it returns an iterator, read it to its end, which may be slow."""
     value = call()
     return as_json(value) if isinstance(value, Iterator) and not inspect.isawaitable(value) else value
 

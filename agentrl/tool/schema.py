@@ -1,4 +1,4 @@
-"""The arguments of a tool: their JSON schema, and their validation for a policy or a config.
+"""Arguments of a tool: their JSON schema, and their validation for a policy or a config.
 
 The description of an argument comes from the docstring (`read_docstring`) or from its type, as in
 ``Annotated[int, "Smallest candidate."]`` and ``Annotated[int, Field(description=...)]``.
@@ -88,7 +88,7 @@ class WrongArguments(Exception):
 
 
 class Arguments:
-    """The parameters of a function, without those that the runtime fills in.
+    """Parameters of a function, except those that the runtime fills in.
 
     `owner` names the function in messages: ``tool midpoint``. ``self`` of a bound method and the arguments that a
     `functools.partial` sets are not included.
@@ -174,7 +174,7 @@ class Arguments:
         default of an optional argument that does not accept null.
 
         Raises:
-            WrongArguments: some are not valid, or are nested too deeply.
+            WrongArguments: an argument is invalid or nested too deeply.
         """
         from pydantic import ValidationError
 
@@ -320,7 +320,7 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
 
 
 def _annotations(function: Any, *, of_result: bool) -> dict[str, Any]:
-    """Return the types of a function's parameters or of its result, as either may fail to be evaluated."""
+    """Return the types of a function's parameters or of its result; either may fail to be evaluated."""
 
     def stand_in() -> None: ...
 
@@ -404,7 +404,7 @@ def _fits_json(hint: Any) -> bool:
 
 
 def _one_each(details: Sequence[ErrorDetails]) -> list[ErrorDetails]:
-    """Return the first problem of each argument; a union has one per alternative."""
+    """Return the first problem of each argument; a union reports one per alternative."""
     found: dict[Any, ErrorDetails] = {}
     for one in details:
         found.setdefault(one["loc"][:1], one)
@@ -415,7 +415,7 @@ def refuse_depth(values: Mapping[str, Any]) -> None:
     """Check the nesting of lists and objects in values.
 
     Raises:
-        WrongArguments: one is nested deeper than `DEEPEST`.
+        WrongArguments: a value is nested deeper than `DEEPEST`.
     """
     for name, value in values.items():
         inside = [value]

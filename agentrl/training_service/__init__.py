@@ -1,4 +1,4 @@
-"""A server with the API of the public ``tinker`` client: users write their own training loop and train here.
+"""Server with the API of the public ``tinker`` client: the user's training loop runs elsewhere and sends its data here.
 
 requests (JSON, protocol buffers) ─► server ─► service: sessions, order, futures ─┬─► training thread: runs
                                                                                   └─► sampling thread: samplers

@@ -1,6 +1,6 @@
-"""Results that clients fetch later: a request is answered immediately with the id of its result.
+"""Results that clients fetch later: each request is answered immediately with the id of its result.
 
-A retried request, whose answer was lost, finds the future of the first attempt and is not computed twice.
+A request that is retried after its answer was lost gets the future of the first attempt and is not computed twice.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_BYTES = 2 << 30
 
 
 class UnknownResult(UsageError):
-    """No result exists under a request id, or it is no longer kept."""
+    """No result has this request id, or it has been deleted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,7 @@ def fingerprint(raw: bytes) -> bytes:
 
 @dataclass(slots=True, eq=False)
 class Future:
-    """The present or future result of one request."""
+    """Pending or completed result of one request."""
 
     request_id: str
     digest: bytes

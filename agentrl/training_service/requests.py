@@ -1,4 +1,4 @@
-"""The JSON bodies that the client sends; every field is validated, and an unsupported one is refused by name."""
+"""JSON bodies of requests; every field is validated, and the error for an unsupported field names it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def read(kind: type[B], body: Mapping[str, Any]) -> B:
     """Read a body.
 
     Raises:
-        UsageError: a field is invalid or unknown; the message names the first.
+        UsageError: a field is invalid or unknown; the message names the first such field.
     """
     try:
         return kind.model_validate(body)
@@ -66,7 +66,7 @@ def read_object(raw: bytes) -> dict[str, Any]:
 
 
 def check_metadata(metadata: UserMetadata) -> None:
-    """Refuse metadata that is too large.
+    """Reject metadata that is too large.
 
     Raises:
         UsageError: it is larger than `MAX_METADATA_BYTES` bytes.

@@ -40,7 +40,7 @@ TARGETS = "target_tokens"
 LOW, HIGH = "clip_low_threshold", "clip_high_threshold"
 _RL = ("logprobs", "advantages")
 PAD_ID = 0
-"""Token that pads rows; no result depends on it."""
+"""Padding token; results do not depend on it."""
 ALPHA = 32.0
 """Default alpha of adapters: a layer's update is scaled by alpha / rank (https://thinkingmachines.ai/blog/lora)."""
 
@@ -115,7 +115,7 @@ LOSSES: Mapping[str, LossKind] = {
 
 
 def check_pass(request: PassRequest, *, vocab_size: int, max_context: int) -> tuple[LossKind, Options]:
-    """Check a request before it is computed; return its loss, and its options including defaults.
+    """Validate a request before the pass; return its loss and its options including defaults.
 
     Raises:
         UsageError: the loss, an option or an input is invalid; the message names it.
@@ -230,7 +230,7 @@ class AdamStep:
 
 
 class BaseWeights:
-    """The base model, from which runs start and samplers sample."""
+    """Base model from which runs and samplers start."""
 
     def __init__(self, path: str, tokenizer: PreTrainedTokenizerBase, config: Config) -> None:
         self.path, self.tokenizer, self.config = path, tokenizer, config
@@ -242,7 +242,7 @@ class BaseWeights:
         self.max_context = min(longest, getattr(config.engine, "max_context", None) or longest)
 
     def copy(self, settings: RunSettings | None) -> PreTrainedModel:
-        """Make a model with its own weights or adapters; with ``None``, one that only shares the base's tensors.
+        """Create a model with its own weights or adapters; with ``None``, one that only shares the base's tensors.
 
         Raises:
             UsageError: the model has no layers for the adapters.
@@ -258,7 +258,7 @@ class BaseWeights:
 
 
 def _targets(model: PreTrainedModel, settings: RunSettings) -> list[str]:
-    """Return the suffixes of the names of the layers that get adapters."""
+    """Return the name suffixes of the layers that get adapters."""
     head = model.get_output_embeddings()
     found: dict[str, bool] = {}
     for name, module in model.named_modules():
@@ -299,7 +299,7 @@ class TrainingRun:
         return PolicyOptimizer(self.model, OptimizerSettings(learning_rate=0.0, total_updates=1))
 
     def forward_backward(self, request: PassRequest) -> tuple[list[Array], float]:
-        """Compute the loss of the data and add its gradient to the accumulated ones; an error leaves those unchanged.
+        """Compute the loss of the data and accumulate its gradient; an error leaves accumulated gradients unchanged.
 
         Returns:
             Log p of each datum's targets, [N] or [N, K], and the loss.
@@ -352,11 +352,11 @@ class TrainingRun:
         return [found[i] for i in range(len(data))], result.loss
 
     def mark_incomplete(self, why: str) -> None:
-        """Record that data since the last update failed, so that the next update is refused."""
+        """Record that a pass since the last update failed, so that the next update is rejected."""
         self._incomplete = self._incomplete or why
 
     def optim_step(self, step: AdamStep) -> Mapping[str, float]:
-        """Update the parameters with the accumulated gradients, and clear these.
+        """Update the parameters with the accumulated gradients, and clear the gradients.
 
         Returns:
             Gradient norm and learning rate.

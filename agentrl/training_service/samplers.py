@@ -1,6 +1,6 @@
 """Samplers: engines with the weights of the base or of a checkpoint, in a separate thread.
 
-A few engines serve any number of samplers: an idle engine loads the weights of the sampler that needs one.
+A few engines serve any number of samplers: an idle engine loads the weights of the sampler with the next request.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class SamplerWeights:
     """Folder of the checkpoint; ``None`` for the base."""
     settings: RunSettings | None = None
     created: str = ""
-    """Creation time of the checkpoint, which detects that another one has replaced it under the same name."""
+    """Creation time of the checkpoint, which reveals that a checkpoint of the same name has replaced it."""
 
     @classmethod
     def of(cls, saved: StoredCheckpoint) -> SamplerWeights:

@@ -38,7 +38,7 @@ MAX_BODY_BYTES = 64 << 20
 MAX_TELEMETRY_BYTES = 4 << 20
 MAX_CONNECTIONS = 4096
 LONG_POLL_S = 20.0
-"""Seconds for which one request waits for a result; the client's timeout is 45."""
+"""Maximum seconds for which a request waits for a result; the client's timeout is 45 s."""
 PAGE = 20
 CLIENT_CONFIG = {
     "pjwt_auth_enabled": False,
@@ -48,7 +48,7 @@ CLIENT_CONFIG = {
     "sample_join_sampling_session": False,
     "custom_loss_server_side": False,
 }
-"""Client features that this server does not support or need."""
+"""Client features that this server disables."""
 
 
 class TrainingServer:
@@ -340,7 +340,7 @@ def _constant_handler(data: Mapping[str, Any]) -> Handler:
 
 async def _client_config(request: web.Request) -> web.StreamResponse:
     response = _json(CLIENT_CONFIG)
-    response.force_close()  # the client leaves this connection open without using it again
+    response.force_close()  # the client does not reuse this connection but leaves it open
     return response
 
 

@@ -126,7 +126,7 @@ class Service:
         return self._base
 
     async def start(self) -> None:
-        """Load the model, and delete unnamed samplers' weights of an earlier server process.
+        """Load the model, and delete the weights of an earlier server process's unnamed samplers.
 
         Raises:
             UsageError: the model cannot be loaded, or another server uses the folder.
@@ -185,7 +185,7 @@ class Service:
         """Return a session and renew its lease.
 
         Raises:
-            NotFound: the session has ended, or never existed.
+            NotFound: the session has ended or never existed.
         """
         session = self._sessions.get(session_id)
         if session is None:
@@ -285,7 +285,7 @@ class Service:
         count = len(self._making) + len(list(self.runs()))
         if count >= self.settings.most_runs:
             raise UsageError(
-                "the server has no room for another run",
+                "the maximum number of runs is active",
                 got=f"{count} runs",
                 hint="end a session, or start the server with a higher --max-runs",
             )
@@ -353,7 +353,7 @@ class Service:
         return future.announcement()
 
     def forward_backward(self, raw: bytes) -> dict[str, Any]:
-        """Queue a pass in its run; an unreadable one keeps its position and fails there, so that later ones proceed."""
+        """Queue a pass in its run; an invalid one keeps its position and fails there, and later ones proceed."""
         message = parse_pass(raw)
         run, number = self.run(message.model_id), message.seq_id
         if (earlier := self.futures.find_retried(f"{run.id}:{number}", fingerprint(raw))) is not None:
@@ -366,7 +366,7 @@ class Service:
         return self._in_order(run, number, raw, lambda: self._pass(run.training, request))
 
     def refuse(self, body: dict[str, Any], raw: bytes, error: UsageError) -> None:
-        """Queue an error in place of an unreadable request, if the request has a valid model and number."""
+        """Queue an error in place of an invalid request, if the request has a valid model and number."""
         model_id, number = body.get("model_id"), body.get("seq_id")
         if isinstance(model_id, str) and type(number) is int and number >= 1:
             try:

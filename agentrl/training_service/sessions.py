@@ -1,4 +1,4 @@
-"""A client's session with its runs, and the order of a run's requests.
+"""Client sessions with their runs, and the order of each run's requests.
 
 Requests of a run are numbered from 1. They may arrive in any order and more than once, and are executed one at a time
 in the order of their numbers; after a gap, requests wait until the missing one arrives.
@@ -71,7 +71,7 @@ class ServedRun:
         return sum(waiting.bytes for waiting in self.waiting.values())
 
     def check(self, number: int, size: int, others: int) -> None:
-        """Refuse a request that cannot be queued; `others` is the number of bytes waiting in all runs.
+        """Reject a request that cannot be queued; `others` is the number of bytes waiting in all runs.
 
         Raises:
             UsageError: the number was used, or is too far ahead.

@@ -1,7 +1,7 @@
 """Checkpoints of the service as atomically written folders: ``FOLDER/RUN/weights/NAME``.
 
-Each contains ``model/`` (a peft or Hugging Face folder that every other command accepts), ``trainer.pt`` if training
-can continue from it, ``service.json`` with its description, and a manifest with the checksums of all files.
+Each contains ``model/`` (a peft or Hugging Face folder that every other command accepts), ``trainer.pt`` if it includes
+the optimizer's state, ``service.json`` with its description, and a manifest with the checksums of all files.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class CheckpointInfo:
     expires: str | None = None
     user_metadata: Mapping[str, str] | None = None
     run_metadata: Mapping[str, str] | None = None
-    """Metadata that the client gave to the run, which may have ended."""
+    """The client's metadata of the run, which may have ended."""
 
     @classmethod
     def read(cls, folder: Path) -> CheckpointInfo:

@@ -1,6 +1,6 @@
 """Protocol buffer messages of forward and backward passes and of samples, as the client's version 0.38 defines them.
 
-Messages with unknown fields are refused, because training would otherwise ignore a part of the request.
+Messages with unknown fields are rejected, because training would otherwise ignore a part of the request.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Datum:
     """
 
     tokens: npt.NDArray[np.int64]
-    """Tokens that the model reads, [N]."""
+    """Input tokens, [N]."""
     inputs: Mapping[str, Array]
     """Loss inputs by name: float32 or int64, [N] or [N, K]."""
 
@@ -125,7 +125,7 @@ def read_pass(message: Any) -> PassRequest:
 
 
 def _check_size(message: Any) -> None:
-    """Refuse tensors that are too large in memory: a small sparse tensor may state any shape."""
+    """Reject tensors that are too large when dense: a small sparse tensor may declare any shape."""
     shapes = [tensor.shape for datum in message.data for tensor in datum.loss_fn_inputs.values()]
     if any(length < 0 for shape in shapes for length in shape):
         raise UsageError("a tensor of loss_fn_inputs has a negative length")
@@ -148,7 +148,7 @@ def _refuse_unknown(message: Any, where: str) -> None:
 
 
 def _read_datum(message: Any, where: str) -> Datum:
-    _refuse_unknown(message, where)  # provenance spans say who sampled which token; only stable_reinforce reads them
+    _refuse_unknown(message, where)  # provenance spans state the source of each token; only stable_reinforce reads them
     tokens = [_read_tokens(chunk, f"{where}.model_input[{k}]") for k, chunk in enumerate(message.model_input)]
     inputs = {name: _read_tensor(tensor, f"{where}.{name}") for name, tensor in message.loss_fn_inputs.items()}
     ids = np.concatenate(tokens) if tokens else np.zeros(0, dtype=np.int64)
@@ -235,7 +235,7 @@ class Sample:
     token_ids: Sequence[int]
     logprobs: Sequence[float]
     is_stopped: bool
-    """True if a stop token or text ended the sample; False if its length did."""
+    """True if a stop token or text ended the sample; False at the maximum length."""
     top: TopTokenTable | None = None
 
 

@@ -1,7 +1,7 @@
-"""Answers of the viewer's addresses under ``/api``; each is made in a thread, from files only.
+"""Handlers of the viewer's routes under ``/api``; each runs in a thread and reads only files.
 
-Notes on episodes are the only thing that the viewer writes: one JSON line each in ``notes.jsonl`` in the folder of the
-run or evaluation.
+The viewer writes nothing except notes on episodes: one JSON line each in ``notes.jsonl`` in the folder of the run or
+evaluation.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from agentrl.viewer.token_columns import find_token_rows, token_columns
 MAX_BODY_BYTES = 64 * 1024
 """Maximum bytes of a request's body."""
 MAX_CHOICES = 100
-"""Maximum number of episodes of one task to choose from."""
+"""Maximum number of episodes of one task that are offered for comparison."""
 IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
-"""Content types of images; others are not shown."""
+"""Content types of the images that are served."""
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
 NOTES_FILE = "notes.jsonl"
 MAX_NOTE_CHARS = 10_000
@@ -56,7 +56,7 @@ _NOTES_LOCK = threading.Lock()
 
 
 def encode(document: Any) -> bytes:
-    """Encode an answer; lone surrogates in texts, which JSON files may contain, become question marks."""
+    """Encode an answer as JSON; lone surrogates, which JSON files may contain, become question marks."""
     try:
         return orjson.dumps(document, option=_OPTIONS)
     except TypeError:
@@ -157,7 +157,7 @@ def show_tokens(library: Library, request: web.Request, query: Query) -> dict[st
 
 
 def show_raw(library: Library, request: web.Request, query: Query) -> dict[str, Any]:
-    """Return an episode as it is stored."""
+    """Return the stored record of an episode."""
     _, trajectory = _read_episode(_find_source(library, request), request.match_info["episode"], messages=True)
     messages = trajectory.episode_messages
     return {
@@ -167,7 +167,7 @@ def show_raw(library: Library, request: web.Request, query: Query) -> dict[str, 
 
 
 def show_prompt(library: Library, request: web.Request, query: Query) -> dict[str, Any]:
-    """Return the tokens that the model read before it gave an answer."""
+    """Return the prompt tokens of a turn's answer."""
     opened, number = _find_source(library, request), query.integer("turn", 0)
     _, trajectory = _read_episode(opened, request.match_info["episode"])
     decoder = opened.decoder()
@@ -240,7 +240,7 @@ def find_episode_image(library: Library, request: web.Request) -> tuple[bytes, s
 
 
 def show_in_flight(library: Library, request: web.Request, query: Query) -> dict[str, Any]:
-    """Return the running episodes; after a crash, those that were running."""
+    """Return the running episodes; after a crash, the interrupted ones."""
     opened = _find_source(library, request)
     status = opened.folders.read_status(opened.source)
     state = opened.refresh()["state"]
@@ -253,7 +253,7 @@ def show_in_flight(library: Library, request: web.Request, query: Query) -> dict
 
 
 def read_notes(folders: OpenedFolders, source: SourceFolder) -> list[dict[str, Any]]:
-    """Return the notes of a source, the oldest first; damaged lines are left out."""
+    """Return the notes of a source, oldest first; damaged lines are skipped."""
     path = folders.file(source, NOTES_FILE)
     data = b""
     with suppress(OSError):
@@ -328,10 +328,10 @@ def _append_note(folders: OpenedFolders, source: SourceFolder, record: Mapping[s
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Address that answers GET requests."""
+    """Route for GET requests."""
 
     answer: Callable[[Library, web.Request, Query], Any]
-    """Function that makes the answer, in a thread."""
+    """Handler, which runs in a thread."""
     parameters: tuple[str, ...] = ()
     """Names of its query parameters."""
 
@@ -352,4 +352,4 @@ READS = {
     "/api/compare": Address(show_comparison, (*FILTERS, "a", "b")),
     "/api/compare/episodes": Address(compare_episodes, ("a", "b", "task", "environment", "episode_a", "episode_b")),
 }
-"""Addresses that answer GET requests."""
+"""Routes for GET requests."""

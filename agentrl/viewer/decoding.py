@@ -1,4 +1,4 @@
-"""Text of token ids, with the tokenizer of a run's or an evaluation's model, without loading a model library."""
+"""Decoding of token ids by the tokenizer of a run's or an evaluation's model, without loading a model library."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ SCRATCH = "scratch"
 """Model path of a run whose model was created for it."""
 TOKENIZER_FILE = "tokenizer.json"
 MAX_LOADED = 3
-"""Different tokenizers that are kept."""
+"""Maximum number of cached tokenizers."""
 UNDECODED = "\N{REPLACEMENT CHARACTER}"
-"""Text of bytes that are only a part of a character."""
+"""Text that stands for the bytes of an incomplete character."""
 MAX_BYTES_PER_CHARACTER = 4
-"""Maximum bytes of a character, and so of the tokens that share one."""
+"""Maximum bytes of a UTF-8 character, and so the maximum number of tokens that share one."""
 
 
 class DecodesIds(Protocol):
@@ -54,7 +54,7 @@ class TokenDecoder:
         return self._tokenizer.decode(list(ids), skip_special_tokens=False) if len(ids) else ""
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
-        """Return the text of each id; a character of several tokens is the text of the last of them."""
+        """Return the text of each id; a character that spans several tokens is assigned to the last one."""
         found = [self._piece(number) for number in ids]
         start = 0
         while start < len(found):
@@ -120,7 +120,7 @@ def _load(content: bytes) -> TokenDecoder:
 
 
 def _load_other(model: str) -> TokenDecoder:
-    """Load a tokenizer without ``tokenizer.json``; the library needs seconds and hundreds of megabytes."""
+    """Load a tokenizer that has no ``tokenizer.json``; this library needs seconds and hundreds of megabytes."""
     from transformers import AutoTokenizer
 
     tokenizer: Any = AutoTokenizer.from_pretrained(model, local_files_only=not Path(model).is_dir())

@@ -31,13 +31,13 @@ from agentrl.viewer.token_columns import find_episode_rows
 MAX_PAGE_ROWS = 1000
 """Maximum number of rows of a page."""
 SEARCH_S = 0.1
-"""CPU seconds that a request searches for a text; the next page continues."""
+"""Maximum CPU seconds of a request's text search; the next page continues it."""
 _HIDDEN = "number"
-"""Field of a row that is not shown: a rebuilt index has other numbers."""
+"""Field of a row that is hidden, because a rebuilt index numbers rows differently."""
 MAX_MEMBERS = 64
 """Maximum number of members that are compared."""
 MAX_TASKS = 10_000
-"""Maximum number of tasks that are listed; lost and won ones come first."""
+"""Maximum number of listed tasks; those with changed success come first."""
 _ORDER = {Verdict.LOST: 0, Verdict.WON: 1, Verdict.SAME: 2}
 
 
@@ -47,7 +47,7 @@ def row_document(row: EpisodeRow) -> dict[str, Any]:
 
 
 def episodes_document(opened: OpenedSource, query: Query) -> dict[str, Any]:
-    """Return a page of episodes, with the number of matching ones and the values to filter by."""
+    """Return a page of episodes, with the number of matches and the values of the filters."""
     where, order = query.filter(), query.text("order") or "ended"
     limit = query.integer("limit", 100, least=1, most=MAX_PAGE_ROWS) or MAX_PAGE_ROWS
     after, descending = query.integer("cursor"), query.flag("descending") or False
@@ -86,7 +86,7 @@ def _search(
 
 
 def _facets(index: TrajectoryIndex) -> dict[str, list[str]]:
-    """Return the values that occur, for each field of a filter."""
+    """Return the existing values of each filter field."""
     found = index.summarize(["environment", "task_type", "outcome", "roles"])
     environments = sorted({row.values[0] for row in found})
     return {
@@ -214,7 +214,7 @@ def _turn_at(trajectory: Trajectory, number: int, position: int) -> int | None:
 
 
 def comparison_document(a: OpenedSource, b: OpenedSource, where: EpisodeFilter) -> dict[str, Any]:
-    """Return the comparison of two sources: won tasks are those at which the second one did better."""
+    """Return the comparison of two sources; a task counts as won if the second source scores higher."""
     found = compare(_scores(a, where), _scores(b, where))
     panels = a.panel_hash(), b.panel_hash()
     listed = sorted(found.tasks.items(), key=lambda item: _ORDER[item[1].verdict])[:MAX_TASKS]

@@ -22,7 +22,7 @@ from agentrl.viewer.decoding import TokenDecoder
 from agentrl.viewer.episode_list import row_document
 
 REMARK = "Your last answer "
-"""Beginning of the agent loops' remarks about answers that were not understood."""
+"""Prefix of the agent loops' messages about answers that could not be parsed."""
 SMALL_IMAGE = 32 * 1024
 """Maximum bytes of an image inside the document; larger ones have a URL of their own."""
 MAX_LOG_CHARS = 200_000
@@ -38,7 +38,7 @@ Parts = list[dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class _Places:
-    """Addresses of images that are too large for the document."""
+    """URLs of images that are too large to be embedded."""
 
     address: str
     """Address of the episode's images, which ends with a slash."""
@@ -93,7 +93,7 @@ def episode_document(
 
 
 def _with_turns(trajectory: Trajectory) -> Trajectory:
-    """Return a running episode with turns: the store has their table only at the end."""
+    """Return a running episode with its turns, whose table the store writes only at the end."""
     sequences, index = [], 0
     for sequence in trajectory.sequences:
         answered = np.isin(sequence.sources, (Source.SAMPLED, Source.FORCED, Source.MISTAKE))
@@ -294,7 +294,7 @@ def _from_tokens(trajectory: Trajectory, decoder: TokenDecoder | None, places: _
 def _context_parts(
     sequence: TokenSequence, start: int, end: int, decoder: TokenDecoder | None, places: _Places, *, is_prompt: bool
 ) -> Parts:
-    """Return the messages in tokens that were not sampled: a role after a special token begins one."""
+    """Return the messages in tokens that were not sampled; a role after a special token starts a message."""
     special = frozenset() if decoder is None else decoder.special
     images = {placed.start: placed for placed in sequence.images}
     kind, parts = "user" if is_prompt else "observation", Parts()
@@ -327,14 +327,14 @@ def _kind_of(role: str, *, is_prompt: bool) -> str:
 
 
 def _decode(ids: Sequence[int], decoder: TokenDecoder | None) -> str:
-    """Return the text of ids without special tokens; without a decoder, their numbers."""
+    """Return the text of ids without special tokens, or the ids themselves if there is no decoder."""
     if decoder is None:
         return " ".join(map(str, ids))
     return decoder.text([number for number in ids if number not in decoder.special])
 
 
 def chat_messages(trajectory: Trajectory, decoder: TokenDecoder | None) -> list[dict[str, Any]]:
-    """Return the conversation opened last as chat messages."""
+    """Return the latest conversation as chat messages."""
     if trajectory.conversations:
         return [_without_images(message) for message in trajectory.conversations[-1]]
     if trajectory.transcript:

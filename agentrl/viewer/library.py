@@ -20,7 +20,7 @@ from agentrl.viewer.store_index import IndexBuilder, StoreIndex
 _log = logging.getLogger(__name__)
 
 POLL_S = 1.0
-"""Seconds between two looks at the files."""
+"""Seconds between two checks of the files."""
 SEARCH_EVERY_S = 5.0
 """Seconds between two searches for new runs."""
 STATE_EVERY_S = 5.0
@@ -38,7 +38,7 @@ class Library:
 
     Args:
         folders: Opened folders.
-        publish: Receives what changes.
+        publish: Receives events about changes.
     """
 
     def __init__(self, folders: OpenedFolders, publish: Publish) -> None:
@@ -83,7 +83,7 @@ class Library:
         return sorted(self._sources.values(), key=lambda one: -(one.line.get("updated") or 0.0))
 
     def sole(self) -> OpenedSource | None:
-        """Return the run or evaluation that the user named, or the only one in the folder; otherwise ``None``."""
+        """Return the run or evaluation that the user named or that is the only one in the folder, else ``None``."""
         opened = list(self._sources.values())
         named = [one for one in opened if self.folders.roots == (one.source.path,)]
         return next(iter(named or (opened if len(opened) == 1 else [])), None)
@@ -96,7 +96,7 @@ class Library:
         return [{**opened.line, "index": opened.index_progress()} for opened in self.newest_first()]
 
     def search(self) -> bool:
-        """Look for new and removed sources; return True if there are any."""
+        """Search for new and removed sources; return True if there are any."""
         with self._searching:
             found = {source.key: source for source in self.folders.discover()}
             known = {key: opened.source for key, opened in self._sources.items()}

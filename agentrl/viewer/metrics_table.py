@@ -1,4 +1,4 @@
-"""Metrics of a run as columns, read as far as the file has grown."""
+"""Metrics of a run as columns; the file is read incrementally while it grows."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ GROUPS: tuple[tuple[str, str], ...] = (
 )
 """Titles of charts, and the patterns of their metrics; a metric belongs to the first that fits, or to ``Other``."""
 AT_STEP = "eval/at_step"
-"""Metric with the step whose weights an evaluation measured, if it is not the line's."""
+"""Metric with the step of the evaluated weights, if it differs from the line's step."""
 _FAILURES = tuple(f"outcome/{outcome.value}" for outcome in Outcome if outcome.is_infrastructure)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricColumns:
-    """Metrics of all steps; the arrays are not changed later."""
+    """Metrics of all steps; the arrays are immutable."""
 
     steps: npt.NDArray[np.int64]
     """Steps [n]."""
@@ -124,7 +124,7 @@ class MetricsTable:
         step = record.pop("step", None)
         if not isinstance(step, int) or not 0 <= step < 2**62:
             return
-        while self._steps and self._steps[-1] >= step:  # written again by a run that was resumed
+        while self._steps and self._steps[-1] >= step:  # a resumed run wrote the step again
             self._steps.pop()
             for values in self._columns.values():
                 values.pop()
@@ -163,7 +163,7 @@ def metrics_document(found: MetricColumns, *, after: int | None = None) -> dict[
 
 
 def group_names(names: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the titles of charts with the names of their metrics; charts without metrics are left out."""
+    """Return the titles of charts with the names of their metrics, without empty charts."""
     found: dict[str, list[str]] = {title: [] for title, _ in GROUPS}
     for name in names:
         title = next((title for title, pattern in GROUPS if re.fullmatch(pattern, name)), "Other")

@@ -30,17 +30,17 @@ SPARKLINE = 60
 MAX_RESULT_BYTES = 16 * 2**20
 """Maximum bytes of an evaluation's result that are read."""
 OPENING_S = 5.0
-"""Seconds that the first request for a source waits until its index is open."""
+"""Timeout in seconds of the first request for a source, which waits until its index is open."""
 BUILDING_S = 0.1
-"""Seconds that a request waits for the build of the index of a small store."""
+"""Seconds for which a request waits until the index of a small store is built."""
 SMALL_STORE = 8 * 2**20
-"""Bytes up to which a store is small."""
+"""Maximum bytes of a small store."""
 MAX_ID_CHARS = 1000
 """Maximum number of characters of an episode's id in an address."""
 
 
 class OpenedSource:
-    """A run or an evaluation, with its files as far as they have been read.
+    """Run or evaluation, with the data read from its files so far.
 
     Args:
         folders: Opened folders, outside of which nothing is read.
@@ -55,7 +55,7 @@ class OpenedSource:
         self._decoder: TokenDecoder | None = None
         self._decoding = threading.Lock()
         self.decoder_problem: str | None = None
-        """Reason why there is no decoder."""
+        """Reason why no decoder could be loaded."""
         self.settings = ConfigSummary()
         self.index = StoreIndex(source.key, lambda: folders.check_store(source), decode=self._decode)
         self.line: dict[str, Any] = {}
@@ -65,7 +65,7 @@ class OpenedSource:
         """Return the digest of the tasks and seeds of an evaluation; ``None`` for runs and unfinished evaluations.
 
         Raises:
-            UsageError: the result's file leads out of the opened folders.
+            UsageError: the result's file is outside the opened folders.
         """
         found = self._result().get("panel_hash")
         return found if isinstance(found, str) else None
@@ -74,7 +74,7 @@ class OpenedSource:
         """Read the files again for the line on the first page, and return it.
 
         Raises:
-            UsageError: a file leads out of the opened folders.
+            UsageError: a file is outside the opened folders.
         """
         source, found = self.source, self.metrics()
         if not self.settings.environments:
@@ -161,7 +161,7 @@ class OpenedSource:
         """Return the metrics of the run; none for an evaluation.
 
         Raises:
-            UsageError: the file leads out of the opened folders.
+            UsageError: the file is outside the opened folders.
         """
         self.folders.file(self.source, "metrics.jsonl")
         return self._metrics.read()
@@ -185,7 +185,7 @@ class OpenedSource:
         self._builder.want(self.index)
 
     def wait_for_index(self) -> None:
-        """Want the index if it is not open, and wait until it is; also a short time for its whole build.
+        """Request the index if it is not open, wait until it is, and then a short time until it is complete.
 
         Raises:
             UsageError: it cannot be opened.
@@ -280,7 +280,7 @@ def _first_known(found: MetricColumns, names: tuple[str, ...]) -> npt.NDArray[np
 
 
 def _sparkline(values: npt.NDArray[np.float64]) -> list[float]:
-    """Return the means of at most `SPARKLINE` stretches of steps."""
+    """Return the means of at most `SPARKLINE` intervals of steps."""
     known = values[~np.isnan(values)]
     parts = np.array_split(known, min(SPARKLINE, len(known))) if len(known) else []
     return [float(part.mean()) for part in parts]

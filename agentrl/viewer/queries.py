@@ -1,4 +1,4 @@
-"""Query parameters of an address: known names only, each once, with an error that says what was expected."""
+"""Query parameters of a route: only known names, each given once, and errors that state the expected value."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Query:
     def integer(
         self, name: str, default: int | None = None, *, least: int = 0, most: int = MAX_EXACT_NUMBER
     ) -> int | None:
-        """Return a whole number between two."""
+        """Return a whole number within bounds."""
         value = self.text(name)
         if value is None:
             return default
@@ -103,7 +103,7 @@ class Query:
         return number
 
     def flag(self, name: str) -> bool | None:
-        """Return true or false."""
+        """Return a boolean."""
         value = self.text(name)
         if value not in (None, "true", "false"):
             raise UsageError(f"{name} is not valid", got=value[:80], expected="true or false")

@@ -1,6 +1,6 @@
 """State and config of a run or an evaluation, from its files and its lock.
 
-A run of another version can be read, too; nothing is imported for its config.
+Runs of other versions can be read, too: nothing is imported to read their configs.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from agentrl.observe.run_status import Liveness, RunSnapshot
 from agentrl.viewer.sources import SourceFolder, SourceKind
 
 WITHOUT_NEWS_S = 600.0
-"""Seconds without a change of any file after which an unfinished run counts as stalled."""
+"""Seconds without a file change after which an unfinished run counts as stalled."""
 ELSEWHERE_S = 60.0
-"""Age of the newest change up to which a run counts as running if its lock is not visible, as on a shared disk."""
+"""Maximum age in seconds of the newest change of a running run whose lock is not visible, as on a shared disk."""
 OVERDUE_S = 5.0
-"""Seconds after its deadline from which a wait means that the run has stalled."""
+"""Seconds past its deadline after which a wait counts as a stall."""
 MAX_CONFIG_BYTES = 2**20
 """Maximum bytes of a config that is read."""
 LABELLED = ("environments", "adapters")
-"""Sections that hold other sections under labels chosen by the user."""
+"""Sections that map user-defined labels to sections."""
 MAX_KEYS = 1000
 """Maximum number of keys that are shown."""
 
@@ -47,7 +47,7 @@ class SourceState(enum.StrEnum):
     INTERRUPTED = "interrupted"
     """It was stopped by a signal or Ctrl-C, and can be resumed."""
     STALLED = "stalled"
-    """Its process is alive but does nothing, or waits past a deadline."""
+    """Its process is alive but makes no progress, or waits past a deadline."""
 
 
 _STATES = {
@@ -85,7 +85,7 @@ def state_of(source: SourceFolder, status: RunSnapshot | None, *, is_complete: b
 
 
 def is_over(source: SourceFolder, *, step: int | None, steps: int | None) -> bool:
-    """Return True if a source has ended as it should."""
+    """Return True if a source has completed."""
     if source.kind is SourceKind.EVALUATION:
         return source.result_file.is_file()
     run = source.run
@@ -117,7 +117,7 @@ def read_settings(file: Path | None) -> ConfigSummary:
             return ConfigSummary()
         text = file.read_bytes()
         if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=SAFE_LOADER)):
-            return ConfigSummary()  # a run writes none, and a small file with some may mean a large one
+            return ConfigSummary()  # runs write no YAML aliases, which can make a small file expand
         data = yaml.load(text, Loader=SAFE_LOADER)
     except (OSError, yaml.YAMLError, ValueError, RecursionError):
         return ConfigSummary()
@@ -153,7 +153,7 @@ def _environments(data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _changed_keys(data: Mapping[str, Any], model: type[BaseModel], prefix: str) -> Iterator[tuple[str, Any]]:
-    """Yield the keys of a section whose values are not the defaults; unknown keys are among them."""
+    """Yield the keys of a section whose values are not the defaults, including unknown keys."""
     for name, value in data.items():
         key, known = f"{prefix}{name}", model.model_fields.get(str(name))
         if known is None:

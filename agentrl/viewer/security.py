@@ -1,8 +1,8 @@
-"""Access rules of the viewer: who may use it, and what its pages may load.
+"""Access rules of the viewer: which requests it accepts, and which resources its pages may load.
 
-Without a token, a request must name this machine, and a page that sends it must be one of this machine. With a token,
-which a server for other machines always has, a browser shows the token once, in the address that the command prints,
-and gets a cookie for it, which pages of other sites cannot use.
+Without a token, the ``Host`` and ``Origin`` of a request must be this machine. With a token, which is required if other
+machines can connect, a browser sends the token once, in the URL that the command prints, and receives a cookie for it,
+which pages of other sites cannot use.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CONTENT_POLICY = "; ".join(
         "frame-ancestors 'none'",
     )
 )
-"""Content-Security-Policy of all answers: no script, style or picture from elsewhere, and no inline script or style."""
+"""Content-Security-Policy of all responses: no resources of other sites, and no inline scripts or styles."""
 HEADERS = {
     "Content-Security-Policy": CONTENT_POLICY,
     "X-Content-Type-Options": "nosniff",
@@ -37,7 +37,7 @@ HEADERS = {
 }
 COOKIE = "agentrl_view"
 TOKEN = "token"
-"""Parameter of the address that the command prints."""
+"""Query parameter of the URL that the command prints."""
 
 
 def add_headers(response: web.StreamResponse) -> None:
@@ -50,7 +50,7 @@ def guard(token: str | None, host: str) -> Any:
     """Make a middleware that admits only the user's own requests.
 
     Args:
-        token: Token that clients must show; ``None`` requires none, and admits only requests to this machine's names.
+        token: Token that clients must send; without one, only requests to this machine's names are accepted.
         host: Address on which the server listens.
     """
     names = own_names(host)
@@ -76,7 +76,7 @@ def guard(token: str | None, host: str) -> Any:
 
 
 def _cookie(request: web.Request) -> str:
-    """Return the name of the cookie: browsers send the cookies of one port to all servers of the machine."""
+    """Return the name of the cookie, which contains the port: browsers send a host's cookies to all of its ports."""
     return f"{COOKIE}_{request.url.port}"
 
 
@@ -96,7 +96,7 @@ def _is_same_site(request: web.Request) -> bool:
 
 
 def _with_cookie(request: web.Request, secret: str) -> web.Response:
-    """Send the browser to the same address without the token, with a cookie for it."""
+    """Redirect the browser to the same URL without the token, and set the cookie."""
     target = request.rel_url.without_query_params(TOKEN)
     path = target.raw_path if target.raw_path.startswith("/") and not target.raw_path.startswith("//") else "/"
     location = f"{path}?{target.raw_query_string}" if target.raw_query_string else path

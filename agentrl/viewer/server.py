@@ -4,7 +4,7 @@
                           ▲
                           └──events── watcher thread, index thread (see `library`)
 
-The event loop itself never reads a file of a run.
+The event loop never reads a run's files.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from agentrl.viewer.sources import UnknownAddress
 _log = logging.getLogger(__name__)
 
 THREADS = 4
-"""Threads that read files for requests."""
+"""Number of threads that read files for requests."""
 MAX_CONNECTIONS = 256
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 JSON = "application/json"
@@ -45,11 +45,11 @@ MAX_LISTENERS = 100
 GATHER_S = 0.2
 """Seconds for which identical events are merged: an index is built in many small chunks."""
 BEAT_S = 15.0
-"""Seconds after which a comment is sent, so that a closed connection is noticed."""
+"""Seconds between the comments by which the server detects closed connections."""
 STATIC = Path(__file__).parent / "static"
 """Folder of the built files."""
 INDEX = "index.html"
-"""Page of all addresses; the names of other built files contain a digest."""
+"""Page that all URLs load; the names of other built files contain a digest."""
 TYPES = {
     ".css": "text/css",
     ".html": "text/html",
@@ -61,10 +61,10 @@ TYPES = {
     ".txt": "text/plain",
     ".woff2": "font/woff2",
 }
-"""Content types, because the system's own may differ; other files are not served."""
+"""Content types of the served files; the system's table may differ."""
 YEAR_S = 365 * 24 * 3600
 _DIGEST = re.compile(r"[.-][A-Za-z0-9_-]{8,}\.\w+")
-"""End of the name of a file that never changes."""
+"""Suffix pattern of immutable files."""
 MISSING = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>agentrl view</title></head>
 <body><h1>The pages of the viewer are not built</h1>
@@ -75,7 +75,7 @@ episodes. The data is at <a href="/api/sources">/api/sources</a>.</p></body></ht
 
 
 class EventHub:
-    """Distributor of events to the open pages. `publish` may be called in any thread; the rest in the event loop."""
+    """Distributor of events to the open pages. `publish` is thread-safe; all other methods run in the event loop."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -89,7 +89,7 @@ class EventHub:
         self._loop = asyncio.get_running_loop()
 
     def publish(self, kind: str, source: str, body: dict[str, Any]) -> None:
-        """Send an event to the pages that listen to the source, or to all; the last of identical ones counts."""
+        """Send an event to the pages that listen to the source, or to all; identical events are merged."""
         with self._lock:
             loop = self._loop
             if loop is None or self._is_closed:
@@ -104,7 +104,7 @@ class EventHub:
                 return
 
     async def listen(self, source: str | None) -> AsyncIterator[bytes]:
-        """Yield the events of one source or of all, as they are sent, until `close`."""
+        """Yield the events of one source or of all until `close`."""
         listener = asyncio.Event()
         with self._lock:
             if self._is_closed:
@@ -130,7 +130,7 @@ class EventHub:
 
     @property
     def is_full(self) -> bool:
-        """True if no other page can listen."""
+        """True if the maximum number of pages is listening."""
         return len(self._listeners) >= MAX_LISTENERS
 
     def close(self) -> None:
@@ -149,12 +149,12 @@ class ViewerSettings:
     """Settings of the server."""
 
     folders: Sequence[Path]
-    """Runs, evaluations, or folders that contain some."""
+    """Runs, evaluations, or folders that contain them."""
     host: str = "127.0.0.1"
     port: int = 0
     """Port to listen on; 0 for a free one."""
     token: str | None = None
-    """Token that clients must show; required unless the host is this machine."""
+    """Token that clients must send; required unless the host is this machine."""
 
 
 class ViewerServer:
@@ -227,7 +227,7 @@ class ViewerServer:
 
     @web.middleware
     async def _finish(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Add the headers of all answers, and turn every error into an answer."""
+        """Add the headers of all responses, and turn every error into a response."""
         try:
             response = await handler(request)
         except web.HTTPException as error:

@@ -1,4 +1,4 @@
-"""Runs and evaluations in the opened folders, and the check that no other file is read."""
+"""Runs and evaluations in the opened folders, and the check that no file outside them is read."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from agentrl.observe.run_status import STATUS_FILE, RunSnapshot, read_status
 from agentrl.observe.trajectory_store import step_files
 
 DEEPEST = 4
-"""Levels of folders below an opened one in which runs are looked for."""
+"""Maximum depth below an opened folder at which runs are found."""
 MAX_FOLDERS = 20_000
-"""Maximum number of folders that are looked through."""
+"""Maximum number of searched folders."""
 _CONTENTS = {"trajectories", "checkpoints", "inflight", "model", "logs", "tokens", "numerics"}
 """Folders of a run that contain no other runs."""
 _STARTED = ("metrics.jsonl", "trajectories", "checkpoints", "status.json")
-"""Names in a run's folder, besides its config; a run has at least one of them."""
+"""Files of a run's folder in addition to its config; a run has at least one of them."""
 
 
 class UnknownAddress(UsageError):
-    """An address that names nothing: no such run, episode, group or note."""
+    """An address names a run, episode, group or note that does not exist."""
 
 
 class SourceKind(enum.StrEnum):
@@ -70,7 +70,7 @@ class OpenedFolders:
     """Folders that the user has opened.
 
     Args:
-        folders: Runs, evaluations, or folders that contain some; a checkpoint stands for its run.
+        folders: Runs, evaluations, or folders that contain them; a checkpoint opens its run.
 
     Raises:
         UsageError: a folder does not exist.
@@ -86,15 +86,15 @@ class OpenedFolders:
         """Absolute paths without symbolic links."""
 
     def check(self, path: Path) -> Path:
-        """Return a path if it is inside the opened folders, with all symbolic links followed.
+        """Resolve all symbolic links of a path, and return it if it is inside the opened folders.
 
         Raises:
-            UsageError: it leads out of them.
+            UsageError: it is outside them.
         """
         resolved = path.resolve()
         if not any(resolved.is_relative_to(root) for root in self.roots):
             raise UsageError(
-                f"{path} leads out of the opened folders",
+                f"{path} is outside the opened folders",
                 got=f"a symbolic link to {resolved}",
                 expected=f"a file inside {' or '.join(map(str, self.roots))}",
                 hint=f"open that folder too: agentrl view {self.roots[0]} {resolved.parent}",
@@ -105,16 +105,16 @@ class OpenedFolders:
         """Return a file of a source; ``None`` if it does not exist.
 
         Raises:
-            UsageError: it leads out of the opened folders.
+            UsageError: it is outside the opened folders.
         """
         path = source.path / name
         return self.check(path) if path.is_file() else None
 
     def read_status(self, source: SourceFolder) -> RunSnapshot | None:
-        """Return the status of a source; ``None`` if there is none that can be read.
+        """Return the status of a source; ``None`` if it is missing or cannot be read.
 
         Raises:
-            UsageError: it leads out of the opened folders.
+            UsageError: it is outside the opened folders.
         """
         return None if self.file(source, STATUS_FILE) is None else read_status(source.path)
 
@@ -123,12 +123,12 @@ class OpenedFolders:
 
         Raises:
             UnknownAddress: it does not exist.
-            UsageError: one of its files leads out of the opened folders.
+            UsageError: one of its files is outside the opened folders.
         """
         store = source.store
         if not store.exists():
             raise UnknownAddress(
-                f"{source.name} has no episodes", got=f"no {store.name}", hint="they appear as they are played"
+                f"{source.name} has no episodes", got=f"no {store.name}", hint="episodes appear while they are played"
             )
         self.check(store)
         for file in step_files(store) if store.is_dir() else ():
@@ -180,7 +180,7 @@ def _search(folder: Path, depth: int = DEEPEST, *, is_opened: bool = False) -> I
 
 
 def _entries(folder: Path) -> dict[str, bool]:
-    """Return the names in a folder, and whether each is a folder itself and not a link to one."""
+    """Return the names in a folder, each with True if it is a folder and not a link to one."""
     found: dict[str, bool] = {}
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:

@@ -1,6 +1,6 @@
-"""Indexes of the opened stores: one thread builds and updates them, any thread reads what is built so far.
+"""Indexes of the opened stores: one thread builds and updates them; any thread reads the part built so far.
 
-    request or watcher ──want──▶ IndexBuilder (one thread, the latest wish first, one chunk at a time)
+    request or watcher ──want──▶ IndexBuilder (one thread, latest request first, one chunk at a time)
                                      │ writes .index.sqlite, then raises `revision`
     request ──reader()──▶ TrajectoryIndex that only reads, from a small pool
 
@@ -28,13 +28,13 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MAX_READERS = 2
-"""Open readers of one index."""
+"""Maximum number of open readers of one index."""
 MAX_CACHED = 32
-"""Results of one index that are kept."""
+"""Maximum number of cached results of one index."""
 TURN_S = 0.5
-"""Seconds for one index before another one that waits gets its turn."""
+"""Seconds after which the builder switches to another waiting index."""
 MAX_OPEN = 2
-"""Indexes that the builder keeps open."""
+"""Maximum number of indexes that the builder keeps open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class IndexProgress:
     """Progress of a scan."""
 
     done: int = 0
-    """Bytes that are scanned."""
+    """Scanned bytes."""
     total: int = 0
     """Bytes of the store."""
 
@@ -81,9 +81,9 @@ class StoreIndex:
         self.opened = threading.Event()
         """Set once the index can be read, or has failed."""
         self.scanned = threading.Event()
-        """Set once the whole store was scanned for the first time, or the scan has failed."""
+        """Set after the first complete scan of the store, or after its failure."""
         self.distrusted: set[int] = set()
-        """Steps whose files have changed unnoticed, to scan again."""
+        """Steps to scan again, because their files have changed unnoticed."""
         self._readers: list[tuple[tuple[int, int], TrajectoryIndex]] = []
         self._cached: OrderedDict[Hashable, tuple[int, object]] = OrderedDict()
         self._lock = threading.Lock()
@@ -100,7 +100,7 @@ class StoreIndex:
             raise self.problem or UsageError("the index is not open yet", hint="try again")
         with self._lock:
             identity, index = self._readers.pop() if self._readers else ((0, 0), None)
-        if index is not None and identity != _identity(self.place):  # the run was replaced, or the index was
+        if index is not None and identity != _identity(self.place):  # the run or the index was replaced
             index.close()
             index = None
         if index is None:
@@ -121,7 +121,7 @@ class StoreIndex:
         index.close()
 
     def get_or_make(self, key: Hashable, make: Callable[[TrajectoryIndex], T]) -> T:
-        """Return what `make` returns, again for the same key until the index changes."""
+        """Return the result of `make`, cached by key until the index changes."""
         revision = self.revision
         with self._lock:
             kept = self._cached.get(key)
@@ -137,7 +137,7 @@ class StoreIndex:
         return made
 
     def close(self) -> None:
-        """Close the readers that are not in use; the others close themselves."""
+        """Close the idle readers; readers in use are closed when they are returned."""
         with self._lock:
             self._is_closed = True
             readers, self._readers = self._readers, []

@@ -1,6 +1,6 @@
 """Tokens of a sequence as columns, with the trainer's values for them.
 
-Its values are in the Parquet files of the run's folder ``tokens``, with one row for each token, or for each episode.
+The trainer writes them to Parquet files in the run's folder ``tokens``, with one row per token or per episode.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ TokenRows = Mapping[str, Sequence[Any]]
 OVERLAYS = (
     *("advantage", "episode_return", "engine_logprob", "trainer_logprob", "ratio", "entropy", "clipped", "masked_by"),
 )
-"""Columns of a token."""
+"""Columns with one value per token."""
 LATER_STEPS = 8
-"""Number of step files after the episode's own in which it may have trained, in asynchronous training."""
+"""Number of later step files to search, because asynchronous training may train an episode at a later step."""
 
 
 def token_columns(
@@ -47,7 +47,7 @@ def token_columns(
     Args:
         trajectory: The episode.
         rows: Rows of the episode in the trainer's table, if there are any.
-        decoder: Decoder of its tokens; without one they are shown by their numbers.
+        decoder: Decoder of its tokens; without one, token ids are shown.
         number: Number of the sequence.
         start: Index of the first token.
         end: Index after the last token.
@@ -92,7 +92,7 @@ def token_columns(
 
 
 def _text(sequence: TokenSequence, ids: list[int], start: int, decoder: TokenDecoder) -> list[str]:
-    """Return the text of tokens; those of images have none."""
+    """Return the text of tokens; empty for image tokens."""
     text = decoder.pieces(ids)
     for placed in sequence.images:
         for position in range(max(placed.start, start), min(placed.end, start + len(ids))):
@@ -145,7 +145,7 @@ def find_token_rows(folders: OpenedFolders, source: SourceFolder, step: int, epi
         Columns ``sequence``, ``position`` and those of `OVERLAYS`; ``None`` if the episode has no rows.
 
     Raises:
-        UsageError: a file is damaged, or leads out of the opened folders.
+        UsageError: a file is damaged, or is outside the opened folders.
     """
     for one in _steps_since(source, step):
         folders.check(token_file(source.path, one))

@@ -1,4 +1,4 @@
-"""Weight sync: sending weights from the trainer to the engine, and verifying them."""
+"""Weight sync: transfer of weights from the trainer to the engine, and their verification."""
 
 from agentrl.weights.adapters import AdapterTransport, MultiAdapterProbe, MultiAdapterSync, MultiAdapterTransport
 from agentrl.weights.collective import CollectiveTransport, GroupMember, address_towards

@@ -1,4 +1,4 @@
-"""Sync of adapters to servers that have the base model: of one, or of several, each sent only when it has changed."""
+"""Sync of one or several adapters to servers that have the base model; only changed adapters are sent."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class WrittenAdapter(WrittenWeights):
 
 
 class AdapterTransport(FolderTransport):
-    """Transport of only an adapter, for servers that have the base model."""
+    """Transport of a single adapter to servers that have the base model."""
 
     _prepared_class = WrittenAdapter
 
@@ -41,7 +41,7 @@ class AdapterTransport(FolderTransport):
 
 
 class WrittenAdapterSet(PreparedWeights):
-    """Adapters in one folder each; some may be older than the version. `in_use` returns the newest folders."""
+    """Adapters in one folder each, some of them from earlier versions. `in_use` returns the newest folders."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class WrittenAdapterSet(PreparedWeights):
         return {f"{name}/{key}": tensor for name, one in self._written.items() for key, tensor in one.tensors().items()}
 
     async def discard(self) -> None:
-        """Remove the folders of adapters for which a newer one exists."""
+        """Remove the folders of outdated adapters."""
         newest = self._in_use()
         for name, one in self._written.items():
             if newest.get(name) is not one:
@@ -116,7 +116,7 @@ class MultiAdapterProbe(Probe):
 
     @classmethod
     def from_probe(cls, probe: Probe, sources: Mapping[str, WeightSource]) -> MultiAdapterProbe:
-        """Make the probe of every adapter from that of one model."""
+        """Create the probes of all adapters from a model's probe."""
         return cls(
             prompts=probe.prompts,
             tolerance=probe.tolerance,
@@ -160,7 +160,7 @@ class MultiAdapterProbe(Probe):
 
 
 class MultiAdapterSync(WeightSync):
-    """Weight sync of several adapters, which publishes each adapter's version before the engine samples with it."""
+    """Weight sync of several adapters, which publishes each adapter's version before the engine uses it."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
-"""Weights by broadcast: for each server, a process group of the trainer and the server's workers.
+"""Weight transfer by broadcast, in one process group of the trainer and the workers per server.
 
 With one group per server, a server that dies during an update breaks only its own update, and a returning server does
-not require a new group of all.
+not require a new global group.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _THREADS = DaemonThreads("agentrl-collective")
 c10d: Any = torch.distributed
 """Untyped alias: torch's stubs lack the classes of process groups."""
 BROADCAST_S = 60.0
-"""Seconds before joining a group, or the broadcast of a bucket, fails; the server is then considered lost."""
+"""Timeout in seconds of joining a group and of broadcasting a bucket, after which the server counts as lost."""
 _log = logging.getLogger(__name__)
 
 
@@ -99,7 +99,7 @@ class TrainerGroup:
 
 
 def make_group(info: UpdateGroup, store: Any, *, rank: int) -> Any:
-    """Make the process group when all members have joined through `store`; gloo uses the trainer's address.
+    """Create the process group when all members have joined through `store`; gloo uses the trainer's address.
 
     Raises:
         RuntimeError: the members did not join in time.
@@ -118,7 +118,7 @@ def make_group(info: UpdateGroup, store: Any, *, rank: int) -> Any:
 
 
 def address_towards(url: str) -> str:
-    """Find the address of this machine on the route to a server; nothing is sent."""
+    """Find this machine's address on the route to a server; no data is sent."""
     parts = urlsplit(url)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((parts.hostname, parts.port or 80))
@@ -126,7 +126,7 @@ def address_towards(url: str) -> str:
 
 
 def _listening_store(address: str, timeout: timedelta) -> Any:
-    """Make a store that listens on one address only; every process that can connect may write to it."""
+    """Create a store that listens on one address only; any process that can connect may write to it."""
     listener = socket.create_server((address, 0))
     port = listener.getsockname()[1]
     return c10d.TCPStore(
@@ -183,9 +183,9 @@ class CollectiveTransport(Transport):
         return group
 
     async def close(self) -> None:
-        """Leave all working groups, together with the servers.
+        """Leave all working groups together with the servers.
 
-        Broken groups are left to their servers, which may hang in them.
+        Broken groups are not closed, because their servers may hang in them.
         """
         groups = dict(self._groups)
         self._groups.clear()

@@ -1,4 +1,4 @@
-"""Contracts of weight sync: weight source, transport, server group, and the sync, which verifies the servers."""
+"""Contracts of weight sync: weight source, transport, server group, and the sync with its verification."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ class SyncReport:
     servers: int = 0
     """Number of verified servers; 0 for an engine in this process."""
     bytes: int = 0
-    """Bytes of the weights, if they were copied."""
+    """Bytes of the copied weights; 0 if nothing was copied."""
     prepare_s: float = 0.0
     """Seconds to copy or write the weights, while the servers continued to serve."""
     load_s: float = 0.0
     """Seconds for which the servers were paused."""
     released_bytes: int | None = None
-    """Bytes of this process's GPU that sleeping servers had released; ``None`` if servers do not sleep."""
+    """Bytes that sleeping servers had released on this process's GPU; ``None`` if servers do not sleep."""
     adapters: Mapping[str, float] = field(default_factory=dict)
     """`probe_difference` by adapter, if there are several."""
 
@@ -94,7 +94,7 @@ class PreparedWeights(ABC):
 
     @abstractmethod
     async def give_to(self, server: InferenceServer) -> None:
-        """Send the weights to a paused server, or raise `EngineError`; may run for several servers at once."""
+        """Send the weights to a paused server, or raise `EngineError`; may run concurrently for several servers."""
 
     @abstractmethod
     def tensors(self) -> Mapping[str, Tensor]:
@@ -121,7 +121,7 @@ class ServerGroup(Protocol):
     """Servers with the same weights."""
 
     changing: asyncio.Lock
-    """Lock that is held while weights change, and while a lost server returns."""
+    """Lock to hold while weights change and while a lost server returns."""
     version: int
     """Version of the weights of all active servers."""
     is_paused: bool
@@ -140,7 +140,7 @@ class ServerGroup(Protocol):
         """Run an action on all servers at once; servers that fail are removed. Raises errors that stop training."""
 
     async def change(self, action: Action, *, what: str, deadline_s: float) -> None:
-        """Run an action like `each`, if it keeps servers too busy to answer other requests."""
+        """Run an action like `each`; for actions that keep servers too busy to answer other requests."""
 
     def publish(self, version: int) -> None:
         """Record the version that all servers now have."""

@@ -1,11 +1,11 @@
-"""Weights through a folder that servers can read, in a memory file system or on a disk.
+"""Weight transfer through a folder that servers can read, in a memory file system or on a disk.
 
 write (a thread; episodes continue) ──► version-7.1.partial ── renamed when complete ──► version-7.1 ──► servers read it
                                                                                          │
                                             kept until the next version is in use, for returning servers
 
-Later processes remove the folders of dead ones. This module also writes the model folder from which launched servers
-start.
+Folders of dead processes are removed by later ones. This module also writes the model folder from which launched
+servers start.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ HEAD = "lm_head.weight"
 
 
 class OwnedFolder:
-    """A new folder of this process under `root`, in which the folders of dead processes are removed first."""
+    """New folder of this process under `root`; folders of dead processes there are removed first."""
 
     def __init__(self, root: Path) -> None:
         root.mkdir(parents=True, exist_ok=True)
@@ -61,7 +61,7 @@ class OwnedFolder:
 
 
 def lock_file(folder: Path) -> Path:
-    """Return the file that a folder's owner keeps locked while it is alive."""
+    """Return the lock file of a folder, which its owner holds while it is alive."""
     return folder.with_name(folder.name + LOCK)
 
 
@@ -69,7 +69,7 @@ def clear_abandoned(root: Path) -> list[Path]:
     """Remove this user's folders whose owner has ended; return them."""
     removed = []
     for folder in {Path(str(path).removesuffix(LOCK)) for path in root.glob(f"{PREFIX}*")}:
-        with suppress(OSError):  # locked by its owner or by another process that removes it, or another user's
+        with suppress(OSError):  # locked by its owner or by another process that removes it, or owned by another user
             lock = _open_locked(lock_file(folder))
             _remove(folder, lock, os.getpid())
             removed.append(folder)
@@ -91,7 +91,7 @@ def _open_locked(path: Path) -> int:
 
 
 def _remove(folder: Path, lock: int, owner: int) -> None:
-    if os.getpid() != owner:  # in a forked child that ends
+    if os.getpid() != owner:  # a forked child must not remove it at its end
         return
     shutil.rmtree(folder, ignore_errors=True)
     lock_file(folder).unlink(missing_ok=True)
@@ -224,8 +224,8 @@ def write_served_model(
 ) -> int:
     """Write config, tokenizer and weights to a folder; return the number of bytes of the weights.
 
-    The copy is never tied: a server may keep a packed copy of the output head, which an update of only the embedding
-    would not reach, so every update contains the head. No generation config is written, because each request contains
+    The copy is never tied, and every update contains the output head: a server may keep a packed copy of it, which an
+    update of only the embedding would not reach. No generation config is written, because each request contains
     its sampling parameters. Fused experts are split as in checkpoints.
 
     Raises:

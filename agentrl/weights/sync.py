@@ -1,4 +1,4 @@
-"""Weight sync: weights are prepared while servers continue, loaded while they are paused, and verified on each server.
+"""Weight sync: weights are prepared while servers run, loaded while they are paused, and verified on each server.
 
     prepare ──► pause ──► load on all servers at once ──► version ──► resume ──► probe all servers ──► record
     (episodes continue)   └ a server that fails is removed                       └ one that differs stops training
@@ -73,7 +73,7 @@ class ServerSleep:
 
     Attributes:
         is_asleep: True while the servers sleep.
-        released_bytes: Bytes released on this process's GPU by the last sleep; 0 without a GPU.
+        released_bytes: Bytes that the last sleep released on this process's GPU; 0 without a GPU.
     """
 
     def __init__(self, group: ServerGroup) -> None:
@@ -103,14 +103,14 @@ class ServerSleep:
         self.is_asleep = False
 
     async def wake(self, server: InferenceServer) -> None:
-        """Wake one server if it sleeps, or may sleep because it did not answer a request in time."""
+        """Wake a server that sleeps, or that may sleep because it did not answer a request in time."""
         if server in self._asleep:
             await server.wake_up()
             self._asleep.discard(server)
 
 
 def free_bytes() -> int:
-    """Return the free bytes of this process's GPU; 0 before it uses one, to avoid a context on a server's GPU."""
+    """Return the free bytes of this process's GPU; 0 if it uses none yet, to avoid a CUDA context on a server's GPU."""
     return int(cuda.mem_get_info()[0]) if cuda.is_initialized() else 0
 
 
@@ -170,7 +170,7 @@ class RemoteSync(WeightSync):
         )
 
     async def verify(self) -> float:
-        """Compare all servers with the trainer; the first call syncs before, which tests the transport."""
+        """Compare all servers with the trainer; the first call syncs first, to test the transport."""
         if self._current is None:
             return (await self.sync(self._group.version)).probe_difference
         return max((await self._verify_servers()).values())
@@ -212,7 +212,7 @@ class RemoteSync(WeightSync):
                 await self._group.resume()
 
     async def release_memory(self) -> None:
-        """Put the servers to sleep, if the config says so."""
+        """Put the servers to sleep if the config enables it."""
         if self._uses_sleep:
             async with self._group.changing:
                 await self._server_sleep.sleep()
@@ -248,7 +248,7 @@ class RemoteSync(WeightSync):
         return differences
 
     async def _compare(self, server: InferenceServer, current: PreparedWeights) -> None:
-        """Compare a server with the recorded answers, or with the trainer during a sync, when there are none."""
+        """Compare a server with the recorded answers or, during a sync, when there are none, with the trainer."""
         recorded = self._recorded
         weights = self._trainer.weights if recorded is None else current.tensors
         try:
@@ -267,7 +267,7 @@ class RemoteSync(WeightSync):
         return found.difference
 
     async def close(self) -> None:
-        """Close the transport. Sleeping servers wake with their last weights, as attached ones keep running."""
+        """Close the transport, and wake sleeping servers with their last weights: attached servers keep running."""
         try:
             if self._server_sleep.is_asleep and self._current is not None:
                 what = "waking the servers"

@@ -1,6 +1,6 @@
-"""Tensors for transports: named as in the model's checkpoints, packed into buckets of bounded size, and handed over.
+"""Tensors for transports: named as in the model's checkpoints and packed into buckets of bounded size.
 
-Servers on the trainer's machine read the buckets from its memory, or receive them in request bodies (SGLang).
+Servers on the trainer's machine map the buckets from its memory, or receive them in request bodies (SGLang).
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def pack(weights: Mapping[str, Tensor], *, bucket_bytes: int, device: torch.devi
 def split_by_bytes(
     weights: Mapping[str, Tensor], most: int, key: Callable[[Tensor], Hashable] = lambda tensor: None
 ) -> Iterator[dict[str, Tensor]]:
-    """Split tensors into parts of one tensor or at most `most` bytes; the tensors of a part have the same `key`."""
+    """Split tensors into parts of one tensor or at most `most` bytes; all tensors of a part have the same `key`."""
     filling: dict[Hashable, tuple[dict[str, Tensor], int]] = {}
     for name, tensor in weights.items():
         part, size = filling.get(key(tensor), ({}, 0))
@@ -123,7 +123,7 @@ try:
 except ImportError:
 
     def revert_weight_conversion(model: PreTrainedModel, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Change nothing: in transformers 4, models and checkpoints have the same tensors."""
+        """Do nothing, because models and checkpoints have the same tensors in transformers 4."""
         return state_dict
 
 
@@ -150,7 +150,7 @@ class CheckpointNames:
                 hint="set engine=local",
             )
         self.parts: dict[str, tuple[str, ...]] = {name: parts for name, parts in found.items() if parts != (name,)}
-        """Names in the checkpoint of each tensor that is saved under other names."""
+        """Checkpoint names of each tensor that is saved under other names."""
 
     def convert(self, name: str, tensor: Tensor) -> dict[str, Tensor]:
         """Return the checkpoint's tensors for a tensor of the model, by name."""
@@ -163,7 +163,7 @@ class CheckpointNames:
 
 
 class CheckpointWeights(Mapping[str, Tensor]):
-    """The checkpoint's tensors of a model. If they are read in order, each tensor of the model is read once."""
+    """Checkpoint tensors of a model. If they are read in order, each tensor of the model is read once."""
 
     def __init__(self, weights: Mapping[str, Tensor], names: CheckpointNames) -> None:
         self._weights, self._names = weights, names
@@ -206,7 +206,7 @@ class CheckpointSource:
 
 
 def share(run: Tensor) -> None:
-    """Move bytes on the CPU to shared memory; GPU memory can be shared already."""
+    """Move CPU memory to shared memory; GPU memory is always shareable."""
     if not run.is_cuda:
         _share(run.untyped_storage())
 
@@ -218,7 +218,7 @@ def _share(storage: Any) -> tuple[bytes, bytes, int]:
 
 
 def open_handle(run: Tensor) -> dict[str, Any]:
-    """Make a JSON handle, with base64 bytes, to open `run`, uint8 [bytes] with its own storage, in another process."""
+    """Create a JSON handle (bytes in base64) to open `run`, uint8 [bytes] with its own storage, in another process."""
     storage: Any = run.untyped_storage()
     if not run.is_cuda:
         manager, name, size = _share(storage)
@@ -248,7 +248,7 @@ def _base64(data: bytes) -> str:
 def pickle_handles(bucket: Bucket) -> str:
     """Pickle a list of names and handles of tensors in SGLang's format, and encode it as base64.
 
-    A server must open it exactly once; otherwise its memory is not freed, on the CPU until this process ends.
+    A server must open it exactly once; otherwise its memory is not freed (on the CPU, until this process ends).
     """
     stream = io.BytesIO()
     _HandlePickler(stream).dump(list(bucket.tensors()))
@@ -276,9 +276,8 @@ class _HandlePickler(ForkingPickler):
 class IpcTransport(Transport):
     """Transport through shared memory: tensors are copied to buckets on their device, which servers open.
 
-    GPU tensors do not leave the GPU; its memory holds one copy between syncs, for returning servers, and two during a
-    sync. A bucket that a server did not open, or had open when it died, is not freed. On the CPU, buckets are in shared
-    memory.
+    GPU tensors stay on the GPU, which holds one copy between syncs, for returning servers, and two during a sync. A
+    bucket that a server did not open, or had open when it died, is not freed. On the CPU, buckets are in shared memory.
 
     Args:
         bucket_bytes: Maximum number of bytes of the tensors in a request; a server may keep several buckets open until
@@ -311,7 +310,7 @@ class IpcTransport(Transport):
 
 
 async def _open_at(server: InferenceServer, buckets: Sequence[Bucket], version: int) -> None:
-    """Make a server open the buckets, one at a time."""
+    """Let a server open the buckets, one at a time."""
     if buckets[0].run.is_cuda:
         await run_in_own_thread(torch.cuda.synchronize, buckets[0].run.device)
     shared = [

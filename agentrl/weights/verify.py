@@ -1,8 +1,8 @@
-"""The probe: fixed prompts on which the engine's log-probabilities must match the trainer's.
+"""Probe of an engine's weights: fixed prompts on which its log-probabilities must match the trainer's.
 
-A server can accept an update and still serve old tensors; only its log-probabilities show that. Therefore the server
+A server can accept an update and still serve old tensors; only its log-probabilities reveal that. Therefore the server
 answers a few fixed prompts greedily, and the trainer scores the same tokens. If servers report checksums, these
-identify the tensors that differ.
+identify the differing tensors.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ TOLERANCE: Mapping[str, ProbeTolerance] = {
     "float32": {"tolerance": 1e-3, "mean_tolerance": 1e-3},
     "bfloat16": {"tolerance": 2.0, "mean_tolerance": 0.25},
 }
-"""Differences explained by rounding, by the weights' data type. In bfloat16, a pretrained model with 30 layers had
+"""Tolerances for rounding, by the weights' data type. In bfloat16, a pretrained model with 30 layers had
 a mean difference of 0.07 and a maximum of 0.6, because random prompts are unlike its training data."""
 
 
 PROBE_ATTEMPTS = 3
-"""Maximum number of requests for one answer of the probe; failed or invalid answers are no evidence about the weights.
+"""Maximum number of requests per probe answer; failed or invalid answers say nothing about the weights.
 """
 
 ProbedEngine: TypeAlias = PolicyEngine | InferenceServer
@@ -57,7 +57,7 @@ _Scored: TypeAlias = tuple[Sequence[int], Generation, Sequence[float]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedAnswer:
-    """Answer of an engine with the right weights, scored by the trainer."""
+    """Answer of an engine with verified weights, scored by the trainer."""
 
     prompt: Sequence[int]
     token_ids: Sequence[int]
@@ -89,9 +89,9 @@ class Probe:
     adapter: str | None = None
     """Adapter that answers, if the engine has several."""
     answer_timeout_s: float = 600.0
-    """Seconds before an answer times out."""
+    """Timeout of an answer in seconds."""
     scores_in_thread: bool = False
-    """True if the trainer's log-probabilities come from a service: the event loop does not wait for it."""
+    """True if the trainer's log-probabilities come from a service, which must not block the event loop."""
 
     @classmethod
     def random(
@@ -153,7 +153,7 @@ class Probe:
     async def _ask(
         self, engine: ProbedEngine, version: int, name: str, request_id: str, prompt: Sequence[int]
     ) -> Generation:
-        """Request an answer; retry if it fails, is invalid or has another version; return the last one anyway."""
+        """Request an answer; retry if it fails, is invalid or has another version. Return the last one in any case."""
         for attempt in range(1, PROBE_ATTEMPTS):
             try:
                 return await self._ask_once(engine, version, name, f"{request_id}.{attempt}", prompt, checks=True)
@@ -220,18 +220,18 @@ ROWS = 64
 """Number of rows to whose multiples servers pad the vocabulary with zeros."""
 MAX_NAMED = 8
 NAMING_S = 30.0
-"""Seconds before the search for tensors that differ fails; the error is then raised without their names."""
+"""Timeout in seconds of the search for differing tensors, after which the error is raised without their names."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChecksumDifference:
-    """Names in the trainer of tensors whose checksums differ."""
+    """Tensors whose checksums differ, by their names in the trainer."""
 
     differing: Sequence[str]
     unknown: Sequence[str]
-    """Tensors for which the server reports no checksum."""
+    """Tensors without a checksum of the server."""
 
     def __str__(self) -> str:
         if self.differing:
@@ -244,7 +244,7 @@ class ChecksumDifference:
 async def name_tensors(
     error: TrainingError, server: InferenceServer, weights: Callable[[], Mapping[str, Tensor]]
 ) -> TrainingError:
-    """Add the names of tensors that differ to an error of the probe, if the server has checksums.
+    """Add the names of differing tensors to a probe error, if the server reports checksums.
 
     `weights` returns the weights that the server should have; it is called in a thread.
     """
@@ -261,7 +261,7 @@ async def name_tensors(
 
 
 def compare_checksums(found: Mapping[str, str], weights: Mapping[str, Tensor]) -> ChecksumDifference | None:
-    """Compare a server's checksums with those of tensors; return ``None`` if they are of another kind."""
+    """Compare a server's checksums with those of tensors; return ``None`` if they use another algorithm."""
     parts = {name: sent for name in found if (sent := _parts(name, weights))}
     agree = {name: found[name] in _checksums([weights[part] for part in sent]) for name, sent in parts.items()}
     if not any(agree.values()):
@@ -274,7 +274,7 @@ def compare_checksums(found: Mapping[str, str], weights: Mapping[str, Tensor]) -
 
 
 def _parts(name: str, weights: Mapping[str, Tensor]) -> list[str]:
-    """Return the trainer's names of the tensors that a server stores under a name."""
+    """Return the trainer's names of the tensors in a server's (possibly stacked) tensor."""
     if name in weights:
         return [name]
     for stacked, parts in STACKED.items():

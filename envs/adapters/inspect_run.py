@@ -1,4 +1,4 @@
-"""One evaluation by Inspect that runs as long as episodes are played, each of them a sample.
+"""Evaluation by Inspect that runs while episodes are played; each episode is a sample.
 
 Inspect runs its own solvers, tools, sandboxes and scorers. Its model is `_policy_model`, which passes each prompt on to
 the episode of its sample and waits for the answer. Samples are added during the evaluation (Inspect's `SampleSource`),
@@ -21,15 +21,15 @@ from agentrl.registry import Extra
 
 INSPECT = Extra(name="inspect", module="inspect_ai")
 KEY = "agentrl_episode"
-"""Entry of a sample's store with the key of its episode."""
+"""Key of a sample's store under which the episode's key is saved."""
 PROVIDER = "agentrl"
-"""Name under which Inspect knows the policy."""
+"""Name of the policy in Inspect."""
 MAX_SAMPLES = 100_000
-"""Episodes at a time; the run's own limit is lower."""
+"""Maximum number of concurrent episodes; the run's own limit is lower."""
 
 
 class AbandonedEpisode(Exception):
-    """Raised in a sample whose episode is over before the sample is."""
+    """The episode ended before its sample; raised in the sample."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class SampleEpisode:
     prompts: asyncio.Queue[InspectPrompt | FinishedSample] = field(default_factory=asyncio.Queue)
     answers: asyncio.Queue[Any] = field(default_factory=asyncio.Queue)
     is_solved: bool = False
-    """True once the solvers have ended: prompts that follow are those of scorers."""
+    """True when the solvers have ended; later prompts come from scorers."""
 
 
 class InspectRun:
@@ -66,7 +66,7 @@ class InspectRun:
         name: Name of the task, for messages.
         key: Name of the task with its arguments.
         task: The task.
-        previous: An evaluation of this process that may still be ending, which this one waits for.
+        previous: An evaluation of this process that may still be ending; this one waits for its end.
     """
 
     def __init__(self, name: str, key: str, task: Any, previous: InspectRun | None = None) -> None:
@@ -79,10 +79,10 @@ class InspectRun:
         self._episodes: dict[int, SampleEpisode] = {}
         self._numbers = itertools.count(1)
         self._wanted: list[tuple[int, SampleEpisode]] = []
-        """Samples that the evaluation has not been given yet."""
+        """Samples that were not yet passed to the evaluation."""
         self._wake = asyncio.Event()
         self._context: contextvars.Context | None = None
-        """Context in which samples can be added; ``None`` while the evaluation waits for some."""
+        """Context in which samples can be added; ``None`` while the evaluation waits for samples."""
         self._is_ending = False
         self._task = self._make_task(task)
         ending = None if previous is None or previous._loop is not self._loop else previous._running
@@ -235,7 +235,7 @@ class InspectRun:
 
 
 def _policy_model(answer: Any) -> Any:
-    """Make a model of Inspect's kind that asks `answer`."""
+    """Create an Inspect model whose answers come from `answer`."""
     model = INSPECT.load("inspect_ai.model")
 
     @model.modelapi(name=PROVIDER)
@@ -276,7 +276,7 @@ def shared_run(name: str, key: str, task: Any) -> InspectRun:
 
 
 async def leave(run: InspectRun) -> None:
-    """Give up the use of an evaluation; the last user ends it."""
+    """Release an evaluation; its last user ends it."""
     run.users -= 1
     if not run.users:
         await run.close()

@@ -27,7 +27,7 @@ SPLITS = ("train", "test")
 
 
 class InspectEnvironment(AsyncEnv):
-    """A task of Inspect; an observation is the text of the messages since the last answer.
+    """Task of Inspect; an observation is the text of the messages since the last answer.
 
     The task's own solvers write the prompts. The tools that they offer are tools of the episode. The score of the first
     scorer is the reward.
@@ -51,7 +51,7 @@ class InspectEnvironment(AsyncEnv):
         self._run: InspectRun | None = None
         self._episode: SampleEpisode | None = None
         self._is_lost = False
-        """True if the prompt after the last answer was not awaited: the next answer would answer an unseen prompt."""
+        """True if the prompt after the last answer was not awaited: the next answer would be for an unseen prompt."""
         self._shown = 0
         self._calls = 0
         self.tools: list[Tool] = []
@@ -113,7 +113,7 @@ class InspectEnvironment(AsyncEnv):
         """Give an answer; return what follows, the reward, whether the episode is over, and the info."""
         if self._is_lost:
             raise EnvironmentFailure(
-                f"the sample of {self._name} was given up",
+                f"the sample of {self._name} was abandoned",
                 got="a call that was not awaited to its end",
                 hint="raise agent.tool_timeout_s or environment.step_timeout_s",
             )

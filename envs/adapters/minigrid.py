@@ -27,7 +27,7 @@ LEGEND = (
     "The grid: ^ you, # wall, . nothing, ? not seen, D door, G goal, ~ lava, X box; other things by their first letter."
 )
 LETTERS = {UNSEEN: "?", EMPTY: ".", WALL: "#", FLOOR: ".", DOOR: "D", "goal": "G", "lava": "~", "box": "X"}
-"""Letter in the grid by kind of thing; other kinds are shown by their first letter."""
+"""Letter in the grid by kind of object; other kinds are shown by their first letter."""
 AHEAD, LEFT, RIGHT = "straight ahead", "to your left", "to your right"
 
 
@@ -157,7 +157,7 @@ def _letter(words: str) -> str:
 
 
 def _world(env_id: str, options: dict[str, Any]) -> Any:
-    os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")  # keeps its banner out of reports
+    os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")  # suppresses its banner
     EXTRA.load()
     try:
         env = gymnasium.make(env_id, disable_env_checker=True, **options)

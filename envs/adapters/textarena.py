@@ -129,7 +129,7 @@ class TextArena(gymnasium.Env[str, str]):
         )
 
     def _take_messages(self, player: int) -> str:
-        """Return and clear the new messages for a player, without the player's own."""
+        """Return and clear the new messages for a player, except the player's own."""
         messages = self._game.state.observations[player]
         self._game.state.observations[player] = []
         return "\n".join(text.strip() for author, text, _ in messages if author != player)

@@ -1,4 +1,4 @@
-"""Client that takes the place of the model in an environment of `verifiers`, and messages as text."""
+"""Client that replaces the model in an environment of `verifiers`, and messages as text."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def client_type() -> Any:
             )
             return types.Response(id="", created=0, model=model, message=message)
 
-    PolicyClient.__abstractmethods__ = frozenset()  # these build requests, which this client does not send
+    PolicyClient.__abstractmethods__ = frozenset()  # these build requests, which this client never sends
     return PolicyClient
 
 
@@ -64,7 +64,7 @@ def tool_lines(environment: Any) -> str:
 
 
 def content_of(message: Any) -> str:
-    """Return the text of a message; other parts are left out."""
+    """Return the text of a message, without other parts."""
     content = field_of(message, "content")
     if isinstance(content, list):
         return "".join(str(field_of(part, "text") or "") for part in content)

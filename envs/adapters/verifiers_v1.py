@@ -24,16 +24,16 @@ NAME = "verifiers_v1"
 FUNCTION = f"{__name__}:play"
 HOW = f"agent.loop=external agent.options.function={FUNCTION}"
 RUNTIME = "docker"
-"""Default runtime: the library's own is a hosted one, and `subprocess` gives the policy a shell of this machine."""
+"""Default runtime: the library's default is a hosted one, and `subprocess` gives the policy a shell on this machine."""
 SOLVED_AT = 0.5
 FAULTS_OF_OTHERS = {"TaskError", "SandboxError", "ToolsetError", "EnvError", "InterceptionError", "TunnelError"}
-"""Errors of the library that are neither the policy's nor the engine's."""
+"""Errors of the library that neither the policy nor the engine causes."""
 UNSCORED = {"setup_timeout", "finalize_timeout", "scoring_timeout"}
 _numbers = itertools.count()
 
 
 class GatewayTask(Protocol):
-    """Fields that `play` reads of the task from the loop `external`."""
+    """Fields of the loop `external`'s task that `play` reads."""
 
     openai_url: str
     api_key: str
@@ -96,7 +96,7 @@ class TasksetEnv(AsyncEnv):
         return self._tasks[row].data.prompt_text, {"task_type": self._options["taskset"]}
 
     async def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Refuse the action: a harness plays, not a loop of agentrl.
+        """Reject the action, because harnesses play the tasks, not loops of agentrl.
 
         Raises:
             UsageError: always.

@@ -1,4 +1,4 @@
-"""The scripted customer of the airline, which says what it wants step by step and ends with a stop mark.
+"""Scripted customer of the airline, which states its request step by step and ends with a stop mark.
 
 Its replies depend only on the scenario, its own state, the agent's words and the database.
 """
@@ -38,12 +38,12 @@ class Mood:
     """Changing state of a customer."""
 
     told: list[str] = field(default_factory=list)
-    """Topics of the facts that the customer has told."""
+    """Topics of the facts that the customer has stated."""
     changed_mind: bool = False
     spent: int = 0
     """Number of replies without anything new."""
     refusals: int = 0
-    """Number of refusals by an agent that has looked at what it refuses."""
+    """Number of refusals by an agent that has looked up the refused record."""
 
 
 class Customer:
@@ -70,7 +70,7 @@ class Customer:
         return " ".join(["Hello.", self.scenario.opening, *told])
 
     def answer(self, text: str, database: Database) -> str:
-        """Return the reply to what the agent says; the last one ends with `STOP`."""
+        """Return the reply to the agent's message; the last reply ends with `STOP`."""
         if database.transfers:
             return phrases.HANDED_OVER
         heard, figures, outputs = hear(text), figures_in(text), self.scenario.outputs
@@ -86,7 +86,7 @@ class Customer:
         return self._reply(text, wants_confirmation=heard.wants_confirmation)
 
     def _hear_refusal(self) -> str:
-        """Doubt the first refusal and accept the second one, right or wrong: the reply does not show which it is."""
+        """Question the first refusal and accept the second; the reply does not reveal whether the refusal is right."""
         self.mood.refusals += 1
         return phrases.DOUBTS if self.mood.refusals == 1 else phrases.REFUSED
 

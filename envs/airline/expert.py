@@ -1,4 +1,4 @@
-"""A scripted agent that serves every scripted customer from the texts only, and follows the policy."""
+"""Scripted agent that serves every scripted customer, reads only the texts, and follows the policy."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class _Conversation(Conversation):
         yield DONE
 
     def _refuse(self, words: str) -> Steps:
-        """Refuse, and again when the customer doubts it."""
+        """Refuse, and repeat the refusal when the customer questions it."""
         yield from self.ask(words)
         yield words
 

@@ -1,4 +1,4 @@
-"""Published data of tau-bench and tau2-bench: the records of the airline, and its tasks. Nothing of it is shipped.
+"""Published data of tau-bench and tau2-bench: the records of the airline, and its tasks. The data is not shipped.
 
 A folder has ``users.json``, ``flights.json`` and ``reservations.json``, or a ``db.json`` with these three; and the
 tasks in ``tasks.json`` (tau2-bench) or ``tasks_test.py`` (tau-bench), which is parsed, not run.
@@ -173,7 +173,7 @@ class PublishedCustomer(RoleCustomer):
         return ()
 
     def answer(self, text: str, database: Any) -> str:
-        """Return the agent's words, which the customer reads, or the last words of one who cannot answer any more."""
+        """Return the agent's message for the customer, or the last words of a customer who cannot answer any more."""
         return super().answer(text, database)
 
     def briefing(self) -> dict[str, Any]:

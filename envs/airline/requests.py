@@ -1,4 +1,4 @@
-"""Requests of the airline's customers, drawn from the records: what they say, and what the agent must do."""
+"""Requests of the airline's customers, drawn from the records: their messages, and the agent's required actions."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ class RequestKind(enum.StrEnum):
 
 
 class Persona(enum.StrEnum):
-    """A customer's way of talking."""
+    """Conversation style of a customer."""
 
     DIRECT = "direct"
-    """Tells everything at once."""
+    """States everything at once."""
     TERSE = "terse"
-    """Tells one thing at a time."""
+    """States one fact at a time."""
     FORGETFUL = "forgetful"
     """Knows only the route of a reservation."""
     WAVERING = "wavering"
@@ -99,7 +99,7 @@ class Scenario:
     kind: RequestKind
     opening: str
     facts: tuple[Fact, ...]
-    """Facts in the order in which the customer tells them unasked; the first one is the user id."""
+    """Facts in the order in which the customer volunteers them; the first one is the user id."""
     actions: tuple[Action, ...] = ()
     outputs: tuple[str, ...] = ()
     """The amount that the agent has to say."""

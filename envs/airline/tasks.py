@@ -50,7 +50,7 @@ def parse_options(
     """Check the options of a config.
 
     Args:
-        max_steps: Number of calls and utterances after which an episode is truncated.
+        max_steps: Number of tool calls and messages after which an episode is truncated.
         task_types: Kinds of requests; all if left out.
         personas: Kinds of customers; all if left out.
         data: Folder with published data of tau-bench or tau2-bench, whose tasks are the test split.

@@ -12,7 +12,7 @@ from .problem import Problem
 FUNCTION = "solve"
 EXAMPLES, HIDDEN = 3, 10
 VARIED = 3
-"""Minimum number of different values of the hidden cases."""
+"""Minimum number of distinct return values of the hidden cases."""
 NUMBERS, WORDS, END = "numbers", "words", "end"
 WORD_LIST = (
     "apple",

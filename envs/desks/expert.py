@@ -1,4 +1,4 @@
-"""Skeleton of the scripted agents: they know only what the customer and the tools have said."""
+"""Base of the scripted agents, which read only the customer's messages and the tools' results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .calls import call_text
 Steps: TypeAlias = Generator[str, str, None]
 """Actions; each `send` brings the result of the last one."""
 Reading: TypeAlias = Generator[str, str, Any]
-"""Actions that find out something, which is returned."""
+"""Actions that determine a value and return it."""
 CONFIRM = "I will do as you said. Do you confirm it?"
 DONE = "It is done. Is there anything else?"
 COLLEAGUE = "A colleague of mine will take over."

@@ -1,4 +1,4 @@
-"""A scripted policy that solves every task from the text only, like a model.
+"""Scripted policy that solves every task from the text only, like a model.
 
 It searches the receptacle with the highest probability per step (a closed receptacle costs two steps), remembers what
 it has seen, and infers that two receptacles share a pose if going from one to the other does nothing.
@@ -66,7 +66,7 @@ class HouseholdExpert:
             raise UsageError("the household expert has nothing left to do", got=repr(observation)) from stop
 
     def mistake(self, rng: random.Random) -> str | None:
-        """Return a careless action: take the goal's object where it is not, or go to the current place."""
+        """Return a mistake: take the goal's object where it is absent, or go to the current place."""
         return None if self._plan is None else self._plan.mistake(rng)
 
 
@@ -118,7 +118,7 @@ class _Plan:
             self.contents[target].append(name)
 
     def mistake(self, rng: random.Random) -> str | None:
-        """Return an action that the world refuses at the current place; ``None`` if the place is unknown."""
+        """Return an action that is inadmissible at the current place; ``None`` if the place is unknown."""
         if self.here is None:
             return None
         names = [f"{self.goal.object_type} {number}" for number in (1, 2, 3)]

@@ -1,7 +1,7 @@
 """Initial facts of a house other than its furniture and its things, from the vocabulary or from a game file.
 
-A generated house follows the vocabulary. A game of the original states every fact itself, and some are unusual: a
-thing in two receptacles, a thing whose spot is not where it lies, a pen in a mug, an open drawer.
+A generated house follows the vocabulary. A game of the original states every fact explicitly, including unusual ones:
+a thing in two receptacles, a thing whose pose differs from its receptacle's, a pen in a mug, an open drawer.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ def _other_things(scene: int, goal: Goal, size: Size, taken: int, random: Random
 
 
 def _place(kind: str, homes: _Homes, random: Random) -> _UnnumberedThing:
-    """Put a thing at a random place; all kinds of receptacles are equally likely, whatever their numbers."""
+    """Put a thing at a random place; all kinds of receptacles are equally likely, regardless of their counts."""
     return _UnnumberedThing(kind=kind, receptacle=_choose(homes[_choose(tuple(homes), random)], random))
 
 

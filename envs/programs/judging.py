@@ -1,4 +1,4 @@
-"""Judging of solutions: the sandbox in which a solution runs never contains the right values.
+"""Grading of solutions: the sandbox in which a solution runs never contains the expected values.
 
 A solution's code is data until a fresh sandbox runs it. Its functions are called there with arguments from this
 process, and their values come back as data and are compared here. Tests that are code run in a separate sandbox and
@@ -184,7 +184,7 @@ async def call_solution(
 async def _make_calls(
     sandbox: Sandbox, solution: Solution, calls: Sequence[Case], seconds: float, answers: list[Mapping[str, Any]]
 ) -> None:
-    """Make calls in a new process; append each answer, so that those before a failure are kept."""
+    """Make calls in a new process; append each answer, so that answers before a failure are kept."""
     async with _process(sandbox, "solution", seconds) as pipe, Deadline(sandbox, seconds):
         await _load(pipe, solution)
         for number, call in enumerate(calls):

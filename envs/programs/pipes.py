@@ -27,7 +27,7 @@ PROGRAM_START_S = 20.0
 TICK_S = 0.1
 """Seconds of a blocked event loop that count towards a time limit, per block."""
 SLOW_S = 0.5
-"""Seconds of a trivial command from which on the machine counts as slow."""
+"""Duration in seconds of a trivial command at which the machine counts as slow."""
 MAX_RUN_S = 20.0
 """Maximum seconds of a program on a slow machine; below the usual deadline of a step (`environment.step_timeout_s`)."""
 
@@ -37,7 +37,7 @@ class ProgramFailure(Exception):
 
 
 class DeadlineExceeded(Exception):
-    """The program took too long although the sandbox works, which is the fault of the solution."""
+    """The program took too long although the sandbox works, so the solution is at fault."""
 
 
 async def send_programs(sandbox: Sandbox) -> None:
@@ -175,7 +175,7 @@ class Deadline:
                 total += self._seconds + took
                 if took < SLOW_S or total + self._seconds > MAX_RUN_S:
                     break
-        except Exception as lost:  # a block must end, whatever a sandbox raises
+        except Exception as lost:  # the block must end, whatever the sandbox raises
             error = lost
         self._scope.reschedule(asyncio.get_running_loop().time())
         return error

@@ -129,7 +129,7 @@ class Puzzle(ABC):
         return self.state()
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state, which the puzzle may change."""
+        """Continue from a state; the puzzle may modify it."""
         for name in self.fields:
             setattr(self, name, state[name])
 

@@ -1,4 +1,4 @@
-"""The scripted customer, which says what it wants step by step and ends with a stop mark.
+"""Scripted customer, which states its request step by step and ends with a stop mark.
 
 It checks in the database if a request was met. A question ends with the first answer, right or wrong, because the
 customer cannot tell. Its replies depend only on the scenario, its own state, and the agent's words.
@@ -27,7 +27,7 @@ class Mood:
     request: int = 0
     """Index of the current request."""
     told: list[str] = field(default_factory=list)
-    """Topics of the facts of this request that the customer has told."""
+    """Topics of this request's facts that the customer has stated."""
     changed_mind: bool = False
     """True if the customer has changed its mind about this request."""
     introduced: bool = False
@@ -77,7 +77,7 @@ class Customer:
         return " ".join(words)
 
     def answer(self, text: str, database: Database) -> str:
-        """Return the reply to what the agent says; the last one ends with `STOP`."""
+        """Return the reply to the agent's message; the last reply ends with `STOP`."""
         self.mood.replies += 1
         heard = hear(text)
         if database.transfers:
@@ -123,7 +123,7 @@ class Customer:
         return " ".join(words)
 
     def _reply(self, heard: Utterance) -> list[str]:
-        """Answer with identity, requested facts and confirmation; otherwise tell or repeat a fact."""
+        """Answer with identity, requested facts and confirmation; otherwise state or repeat a fact."""
         was_introduced = self.mood.introduced
         words = self._introduction(heard)
         is_new = bool(words) and not was_introduced
@@ -152,7 +152,7 @@ class Customer:
         return [*forgotten, *([self.scenario.by_name] if heard.wants_name or heard.wants_email else [])]
 
     def _change_of_mind(self) -> str | None:
-        """Return what a wavering customer wants instead, once, after it has told its first wish."""
+        """Return the changed request of a wavering customer, once, after it has stated the first one."""
         wavering = self._wavering_fact()
         if wavering is None or self.mood.changed_mind or wavering.topic.value not in self.mood.told:
             return None

@@ -83,7 +83,7 @@ class _Conversation(Conversation):
         raise UsageError("the retail expert does not know this request", got=repr(self.heard))
 
     def _tell(self) -> Steps:
-        """Look up the answer to the customer's question, and say it."""
+        """Look up the answer to the customer's question, and state it."""
         if phrases.HOW_MUCH in self.heard:
             yield from self._find_order()
             amount = f"{self.order['payment_history'][0]['amount']:.2f} dollars"
@@ -109,7 +109,7 @@ class _Conversation(Conversation):
         self.heard = yield DONE
 
     def _action(self, kind: RequestKind) -> Reading:
-        """Return the call that fulfils the customer's request, by what the customer has said so far."""
+        """Return the call that fulfils the customer's request, according to the messages so far."""
         order_id = self.order["order_id"]
         if kind is RequestKind.CANCEL:
             wanted = str(self.last(_ANSWERS[Topic.REASON])[0])

@@ -42,7 +42,7 @@ def parse_options(
     """Check the options of a config.
 
     Args:
-        max_steps: Number of calls and utterances after which an episode is truncated.
+        max_steps: Number of tool calls and messages after which an episode is truncated.
         task_types: Types of tasks that the seed draws from; all if left out.
         personas: Kinds of customers that the seed draws from; all if left out.
         users: Maximum number of users of the shop; all if left out.

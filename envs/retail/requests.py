@@ -1,4 +1,4 @@
-"""Requests of customers: what the customer says about them, and what the agent has to do."""
+"""Requests of customers: the customer's messages about them, and the required actions of the agent."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Request:
     kind: RequestKind
     opening: str
     facts: tuple[Fact, ...] = ()
-    """Facts in the order in which the customer tells them unasked."""
+    """Facts in the order in which the customer volunteers them."""
     actions: tuple[Action, ...] = ()
     outputs: tuple[str, ...] = ()
     """Texts that the agent has to say, such as an amount."""

@@ -1,4 +1,4 @@
-"""The customer that the runtime plays as the role `user`: what it reads, and what it says."""
+"""Customer that the runtime plays as the role `user`: its instructions and its messages."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class RoleCustomer:
         return f"{GREETING}\n\n{BEGIN.format(self._case.scenario.requests[0].opening)}"
 
     def answer(self, text: str, database: Database) -> str:
-        """Return the agent's words, which the customer reads, or the last words of one who cannot answer any more."""
+        """Return the agent's message for the customer, or the last words of a customer who cannot answer any more."""
         words = agent_words(text)
         self._talk.append(words)
         if database.transfers:

@@ -1,4 +1,4 @@
-"""A scripted policy that answers the fact world's questions from the texts only, like a model, and those of files."""
+"""Scripted policy that answers the fact world's questions from the texts only, like a model, and questions of files."""
 
 from __future__ import annotations
 

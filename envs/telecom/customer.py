@@ -1,4 +1,4 @@
-"""The scripted customer, who holds the phone and does on it what the agent says.
+"""Scripted customer, who holds the phone and follows the agent's instructions.
 
 Its replies depend only on the problem, its own state, the phone, the agent's words and the records.
 """
@@ -33,7 +33,7 @@ class CallerState:
     spent: int = 0
     """Number of replies without a new sentence."""
     has_seen_lock: bool = False
-    """True if the customer has told the agent that the SIM card is locked."""
+    """True if the customer has informed the agent that the SIM card is locked."""
 
 
 class Caller:
@@ -72,12 +72,12 @@ class Caller:
         return " ".join(["Hello.", self.trouble.opening, *told])
 
     def missing(self, database: TelecomDatabase) -> str | None:
-        """Return the first function that the customer wants and that does not work; ``None`` if all work."""
+        """Return the first required function that does not work; ``None`` if all work."""
         functions = self.phone.functions(self._network(database))
         return next((name for name in NEEDED[self.trouble.kind] if not getattr(functions, name)), None)
 
     def answer(self, text: str, database: TelecomDatabase) -> str:
-        """Do what the agent says, and return the reply; the last one ends with `STOP`."""
+        """Follow the agent's instructions, and return the reply; the last reply ends with `STOP`."""
         if database.transfers:
             return phrases.HANDED_OVER
         heard = hear_instructions(text)

@@ -43,7 +43,7 @@ class CallerPersona(enum.StrEnum):
     DIRECT = "direct"
     """Tells who and where at once."""
     TERSE = "terse"
-    """Tells only what it is asked for."""
+    """States only requested facts."""
     CAUTIOUS = "cautious"
     """Does one thing on the phone per message."""
     FORGETFUL = "forgetful"
@@ -108,7 +108,7 @@ _OWN: Mapping[ProblemKind, Sequence[Fault]] = {
     ProblemKind.MMS: (Fault.DATA_SAVER, Fault.VPN),
     ProblemKind.UNSOLVABLE: (Fault.DATA_OFF, Fault.DATA_SAVER, Fault.VPN, Fault.WIFI_CALLING),
 }
-"""Settings that do not matter for a kind of problem: some customers have chosen them and want to keep them."""
+"""Settings that are irrelevant to a kind of problem: some customers have chosen them and want to keep them."""
 _OWN_SHARE = 0.25
 NEEDED: Mapping[ProblemKind, Sequence[str]] = {
     ProblemKind.NO_SERVICE: ("service",),

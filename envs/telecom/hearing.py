@@ -34,7 +34,7 @@ class HeardInstructions(NamedTuple):
     steps: tuple[PhoneStep, ...]
     """Things to do on the phone, in their order."""
     topics: tuple[CallerTopic, ...]
-    """Things that the agent asks for."""
+    """Requests of the agent."""
     wants_consent: bool
     """True if the agent asks whether it may do something."""
 

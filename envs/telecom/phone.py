@@ -1,4 +1,4 @@
-"""The customer's phone: its settings, what works with them, and what the customer sees when using it."""
+"""The customer's phone: its settings, its working functions, and the customer's observations."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ class Phone:
         return round(SPEEDS[self.network_mode] * slowed, 2)
 
     def carry_out(self, step: PhoneStep, network: Network) -> str:
-        """Do something on the phone, and return what the customer says about it."""
+        """Perform an action on the phone, and return the customer's report."""
         verb, feature, values = step
         if feature in SWITCHES:
             return self._switch(verb, feature, network)

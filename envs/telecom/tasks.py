@@ -46,7 +46,7 @@ def parse_options(
     """Check the options of a config.
 
     Args:
-        max_steps: Number of calls and utterances after which an episode is truncated.
+        max_steps: Number of tool calls and messages after which an episode is truncated.
         task_types: Kinds of problems; all if left out.
         personas: Kinds of customers; all if left out.
 

@@ -58,7 +58,7 @@ class Places:
             await run_command(sandbox, ["tar", "-C", "/", "-cf", _PACKED, *names], seconds=_PACK_S)
 
     async def clean(self, sandbox: Sandbox) -> None:
-        """Remove what `pack` left in a sandbox that goes on."""
+        """Remove the files of `pack` from a sandbox that continues to be used."""
         if self.further:
             await run_command(sandbox, ["rm", "-f", _PACKED], seconds=_PACK_S)
 
@@ -97,7 +97,7 @@ def places_of(spec: SandboxSpec, task: FolderTask, *, limits: Set[str] = frozens
 
 
 def _limits(given: Limits, task: FolderTask, own: Set[str]) -> Limits:
-    """Raise the sandbox's limits to what the task needs."""
+    """Raise the sandbox's limits to the task's requirements."""
     seconds = max(max(step.verifier_seconds, step.agent_seconds) for step in (task, *task.following))
     wanted: dict[str, Any] = {
         "seconds": max(given.seconds or 0.0, seconds),

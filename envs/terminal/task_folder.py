@@ -30,7 +30,7 @@ class FolderTask:
     tests: Path
     """Folder that only the judging sandbox gets."""
     shared_tests: Path | None = None
-    """Folder of tests of all steps, which those in `tests` replace or extend."""
+    """Folder with the tests of all steps, which the files in `tests` replace or extend."""
     script: Path | None
     """Script that checks the work, next to the tests; ``None`` runs pytest on the tests."""
     reads_pytest: bool
@@ -50,7 +50,7 @@ class FolderTask:
     solution: Path | None
     """Script that solves the task."""
     solution_files: Sequence[Path] = ()
-    """Other files of the script's folder, which it needs."""
+    """Other files of the script's folder, which the script needs."""
     solution_commands: str | None = None
     """Commands that solve the task, in place of a script."""
     verifier_seconds: float

@@ -184,7 +184,7 @@ class _Plan:
     search: str = field(init=False)
     """The successful search."""
     is_first_page: bool = True
-    """True on the first page of results, to which that search leads back."""
+    """True on the first page of results, to which that search returns."""
 
     def __post_init__(self) -> None:
         self.wishes = read_wishes(_instruction(self.first))

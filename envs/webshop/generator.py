@@ -76,11 +76,11 @@ class _Family(NamedTuple):
     shared: Sequence[str]
     """Attributes of all members; the first is in the title."""
     deciding: Sequence[str]
-    """Attributes of which each member has one."""
+    """Attributes, of which each product of a family has one."""
     is_hidden: bool
     """True if deciding attributes are only on the features page."""
     split_option: str
-    """Option of which each member has one of two halves."""
+    """Option whose values are split into halves; each product of a family has one half."""
     halves: tuple[Sequence[str], Sequence[str]]
     options: Mapping[str, Sequence[str]]
     """All options, with the values of those that are not split."""

@@ -1,4 +1,4 @@
-"""An agent with Anthropic's own package, whose runner calls the tools. It needs `pip install anthropic requests`.
+"""An agent with Anthropic's package, whose runner calls the tools. It needs `pip install anthropic requests`.
 
 agent:
   loop: external

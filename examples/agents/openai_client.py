@@ -12,7 +12,7 @@ import ssl
 import openai
 
 TLS = ssl.create_default_context()
-"""Shared TLS context: otherwise the client creates one in each episode, which takes longer than the episode."""
+"""Shared TLS context; otherwise, the client creates one in each episode, which takes longer than the episode."""
 FORM = "Answer with one action inside <action> </action>."
 
 

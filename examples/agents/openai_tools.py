@@ -1,4 +1,4 @@
-"""An agent with OpenAI's own package (Responses) that acts through a tool. It needs `pip install openai requests`.
+"""An agent with OpenAI's package (Responses) that acts through a tool. It needs `pip install openai requests`.
 
 agent:
   loop: external

@@ -4,8 +4,8 @@ agent:
   loop: external
   options: {command: "python examples/agents/smolagents_tools.py", answer: none, forms: free}
 
-The agent forces a tool call in every answer. With `forms: free` the policy's answers are not constrained, and it has to
-learn to call; without it, training refuses such requests, and an evaluation samples answers until one calls a tool.
+The agent forces a tool call in every answer. With `forms: free`, the policy's answers are not constrained, and it has
+to learn to call tools; otherwise, training rejects such requests, and evaluations resample until an answer calls one.
 """
 
 import json

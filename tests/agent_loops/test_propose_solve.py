@@ -120,7 +120,7 @@ async def test_other_numbers_of_attempts_are_refused(play):
         ({"train_attempts": "no"}, "train_attempts is not a boolean"),
     ],
 )
-def test_options_that_are_not_valid_are_refused(options, message):
+def test_options_that_are_not_valid_are_rejected(options, message):
     with pytest.raises(ConfigError, match=message):
         make_agent_loop("propose_solve", options)
 

@@ -76,7 +76,7 @@ NAMES = [
 
 @pytest.mark.parametrize("name", [*NAMES, "reinforce", "reinforce++", "reinforce++_baseline"])
 @pytest.mark.parametrize("scale", [1e-9, 1.0, 1e6, 1e9, 1e12])
-def test_dynamic_sampling_keeps_groups_that_differ_whatever_the_scale(name, scale):
+def test_dynamic_sampling_is_independent_of_the_reward_scale(name, scale):
     objective, batch = Objective(AlgorithmConfig(advantage=name)), episodes(scale)
     equal = torch.full((4,), 0.7 * scale, dtype=torch.float64)
     same = dataclasses.replace(batch, returns=equal, turn_reward=equal, components={"whole": equal})

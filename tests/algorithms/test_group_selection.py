@@ -128,7 +128,7 @@ def test_resampling_on_correct_equals_its_source_on_random_groups():
         ("gdpo", Compared.COMPONENTS),
     ],
 )
-def test_what_is_compared_comes_from_the_estimator(advantage, compared):
+def test_compared_rewards_depend_on_the_estimator(advantage, compared):
     objective = Objective(AlgorithmConfig(advantage=advantage))
     assert compared_by(lookup(Kind.ADVANTAGE, advantage), objective.estimate) is compared
 

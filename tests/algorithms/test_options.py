@@ -30,7 +30,7 @@ def test_known_options_pass_and_are_converted():
     assert check_options(ppo(), {"clip_low": "3e-4", "dual_clip": None}) == {"clip_low": 3e-4, "dual_clip": None}
 
 
-def test_a_dual_clip_below_one_is_refused():
+def test_dual_clip_below_one_is_rejected():
     with pytest.raises(ConfigError, match=r"ppo: dual_clip must bound ratios above 1: got 0\.9, expected at least 1"):
         check_options(ppo(), {"dual_clip": 0.9})
 
@@ -146,14 +146,14 @@ DEFAULTS = {
 
 
 @pytest.mark.parametrize("kind", [Kind.ADVANTAGE, Kind.LOSS, Kind.FILTER])
-def test_defaults_are_those_of_the_papers(kind):
+def test_defaults_equal_the_papers(kind):
     for name in names(kind):
         parameters = inspect.signature(lookup(kind, name)).parameters.values()
         own = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is not p.empty}
         assert {key: value for key, value in own.items() if value is not None} == DEFAULTS.get((kind, name), {}), name
 
 
-def test_other_defaults_are_those_of_the_papers():
+def test_other_defaults_equal_the_papers():
     assert inspect.signature(lookup(Kind.SHAPING, "pf_ppo")).parameters["power"].default == 2.0
     choice = inspect.signature(lookup(Kind.LOSS, "clip_cov").choice.choose).parameters
     assert {name: choice[name].default for name in (*DUAL, *BAND)} == {**DUAL, **BAND}
@@ -169,7 +169,7 @@ def marked(kind, mark):
     return {name for name in names(kind) if mark(lookup(kind, name))}
 
 
-def test_what_the_trainer_may_assume_of_each_function():
+def test_traits_of_each_function():
     alone = {"prpo", "rae", "spo", "reinforce", "reinforce++", "trr++", "remax", "gae", "gae_turn", "bi_level", "vapo"}
     alone |= {"dqo"}
     assert marked(Kind.ADVANTAGE, compares_group.of) == set(names(Kind.ADVANTAGE)) - alone

@@ -134,7 +134,7 @@ def test_reinforce():
 
 
 @pytest.mark.parametrize("name", names(Kind.LOSS))
-def test_losses_that_say_so_vanish_with_the_advantage(name):
+def test_marked_losses_vanish_with_the_advantage(name):
     if advantage_weighted.of(lookup(Kind.LOSS, name)) and name not in ("luffy", "rl_plus"):
         values, gradient, _ = run(name, loss_input(advantages=[0.0] * 5))
         assert values == [0.0] * 5

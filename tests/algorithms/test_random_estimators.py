@@ -485,7 +485,7 @@ def test_estimator_equals_its_reference(random_steps, joined, name):
 
 
 @pytest.mark.parametrize("name", CRITICS)
-def test_what_a_critic_learns_equals_its_reference(random_steps, name):
+def test_critic_targets_equal_the_reference(random_steps, name):
     """Also in steps of one episode, after whose last token nothing comes."""
     for number, step in enumerate([*random_steps[:100], *map(alone, random_steps[:100])]):
         found = lookup(Kind.ADVANTAGE, name)(step.batch)

@@ -128,7 +128,7 @@ def test_kl_in_the_reward_by_hand():
     )
 
 
-def test_the_fixed_weight_stays():
+def test_fixed_weight_is_constant():
     kl = RewardKL(coef=0.5)
     kl.adapt(100.0, episodes=10)
     assert kl.coef == 0.5
@@ -168,7 +168,7 @@ def test_resampling_follows_the_weights():
     assert not torch.equal(drawn, pf_ppo(returns, 1, power=1.0))
 
 
-def test_resampling_without_any_return_draws_all_once():
+def test_resampling_with_zero_returns_draws_each_once():
     assert pf_ppo(torch.zeros(4), 0).tolist() == [0, 1, 2, 3]
 
 

@@ -48,7 +48,7 @@ def episodes(**parts):
     return EpisodeBatch(**{**defaults, **parts})
 
 
-def test_rewards_of_tokens_are_added_to_those_of_their_turns_and_episodes():
+def test_token_rewards_add_to_their_turns_and_episodes():
     before = EpisodeBatch(
         returns=torch.tensor([1.0, 2.0]),
         group=torch.tensor([0, 0]),
@@ -66,7 +66,7 @@ def test_rewards_of_tokens_are_added_to_those_of_their_turns_and_episodes():
     assert twice.token_rewards().tolist() == before.token_rewards().tolist()
 
 
-def test_a_symmetric_clip_beside_asymmetric_ones_is_an_error_even_where_they_agree():
+def test_symmetric_and_asymmetric_clips_conflict_even_if_equal():
     with pytest.raises(ConfigError, match="symmetric and an asymmetric clip"):
         clip_range(0.2, 0.2, None, default=PPO_CLIP)
     for name in ("ppo", "decoupled_ppo", "clip_cov", "luffy"):
@@ -193,13 +193,13 @@ def test_lambda_of_vapo_grows_with_the_length():
 
 
 @pytest.mark.parametrize("name", ["gae", "remax", "prime", "gdpo"])
-def test_what_nobody_gave_is_an_error(name):
+def test_missing_input_is_an_error(name):
     with pytest.raises(TrainingError, match=r"lacks an input of the algorithm|normalizes every component"):
         lookup(Kind.ADVANTAGE, name)(episodes())
 
 
 @pytest.mark.parametrize("name", ["luffy", "sppo", "distill"])
-def test_what_nobody_gave_to_a_loss_is_an_error(name):
+def test_missing_loss_input_is_an_error(name):
     with pytest.raises(TrainingError, match="lacks an input of the algorithm"):
         lookup(Kind.LOSS, name)(loss_input([0.0], [1.0]))
 
@@ -270,7 +270,7 @@ def test_a_difference_above_rounding_is_one():
     assert not rewards_differ([-5.0])
 
 
-def test_what_is_left_of_sums_that_cancel_is_no_difference():
+def test_rounding_errors_of_cancelling_sums_are_no_difference():
     cancelled = episodes(returns=torch.tensor([0.1 + 0.2 - 0.3, 0.0, 1.0, 0.0], dtype=torch.float64))
     assert lookup(Kind.ADVANTAGE, "grpo")(cancelled)[:4].tolist() == [0.0] * 4
     assert groups_with_advantages(lookup(Kind.ADVANTAGE, "grpo"), cancelled).tolist() == [False, True]
@@ -353,7 +353,7 @@ def test_a_token_without_advantage_is_not_counted_as_dropped(name):
     assert not lookup(Kind.LOSS, name)(far).clipped.any()
 
 
-def test_the_second_moment_stays_below_tau():
+def test_second_moment_is_below_tau():
     """Squares of 1/4 each: their mean is tau, and not below it."""
     tokens = loss_input([0.0, 0.0], [1.0, 1.0], mu=0.5)
     assert not lookup(Kind.LOSS, "m2po").choice.choose(tokens, tau=0.25).any()

@@ -52,7 +52,7 @@ def test_an_episode_that_ended_before_its_branch_counts_twice_in_its_own_edge_on
     assert by_episode(tree(batch(paths)), paths) == [[0.5], [-0.5, -1.0], [0.5], [-0.5, 1.0]]
 
 
-def test_a_branch_point_whose_other_paths_failed_is_none():
+def test_node_whose_other_paths_failed_is_no_branch_point():
     paths = [(1.0, 3, 0, 1), (0.0, 1, 1, -1)]  # the root of tree 0 is not in the batch
     assert by_episode(tree(batch(paths)), paths) == [[1.0, 1.0, 1.0], [-1.0]]
     paths = [(1.0, 3, 0, 1), (0.0, 2, 0, 1), (0.0, 1, 1, -1)]

@@ -31,7 +31,7 @@ def test_faults_of_two_runs(tmp_path: Path) -> None:
     assert done.stderr.count(" -> ") == FAULTS, "one line per fault"
 
 
-def test_an_unknown_scenario_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_error_names_the_unknown_scenario(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         main(["chaos", "--scenario", "none"])
     assert end.value.code == 2

@@ -106,10 +106,10 @@ def test_a_group_without_a_record_is_lost(copied: Path) -> None:
     name = trained(copied)
     change(copied, lambda r: iter([] if r["kind"] == "group" and r["id"] == name else [r]))
     findings = found(check(copied))
-    assert any("no record names what became of it" in finding for finding in findings["lost"])
+    assert any("no record states its result" in finding for finding in findings["lost"])
 
 
-def test_a_group_whose_episodes_a_kill_made_void_is_lost_unless_it_is_named(copied: Path) -> None:
+def test_group_voided_by_a_kill_is_lost_unless_recorded(copied: Path) -> None:
     """A killed run played its tasks with newer weights than those of its checkpoint; the resumed run named it only."""
     trajectories, seed = copied / "run" / "trajectories", 10**6
     position = 1 + max(int(group.partition("-")[0]) for group in read_groups(trajectories))
@@ -327,7 +327,7 @@ def test_records_that_a_fault_destroyed_are_not_missed(copied: Path) -> None:
     assert found(check(copied, damage=damage)) == {}
 
 
-def test_a_restored_episode_has_what_happened_before_its_snapshot() -> None:
+def test_restored_episode_includes_events_before_its_snapshot() -> None:
     def step(episode: str, turn: int) -> Record:
         seen = {"action": f"{episode} acts {turn}", "observation": f"{episode} sees {turn}"}
         return {

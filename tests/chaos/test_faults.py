@@ -52,7 +52,7 @@ def test_a_seed_gives_the_same_faults_and_every_way_occurs() -> None:
 
 
 @pytest.mark.parametrize("way", GARBLED)
-def test_every_garbled_answer_is_one_that_the_check_refuses(way: str) -> None:
+def test_every_garbled_answer_is_rejected(way: str) -> None:
     request = GenerateRequest(prompt_ids=[1, 2], params=SamplingParams(max_tokens=8), session_id="s", request_id="r")
     limits = Capabilities(max_context=64, vocab_size=50)
     answer = Generation(token_ids=[3, 4, 5], logprobs=[-1.0] * 3, versions=[2] * 3, stop_reason=StopReason.STOP)
@@ -144,9 +144,7 @@ def ask(proxy: FaultyProxy) -> bytes:
         return body
 
 
-def test_a_proxy_garbles_one_answer_and_refuses_connections_for_a_while(
-    proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_proxy_garbles_one_answer_and_refuses_connections(proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = ask(proxy)
     proxy.inject(fault(Target.ANSWER, "truncated"))
     assert len(ask(proxy)) < len(whole)
@@ -193,7 +191,7 @@ def test_a_run_without_progress_is_hung(tmp_path: Path) -> None:
     assert "it did not end in 0.5 s after SIGINT and SIGINT" in result.hung[1]
 
 
-def test_a_run_that_does_not_end_when_it_is_told_to_is_hung(tmp_path: Path) -> None:
+def test_run_that_ignores_signals_is_hung(tmp_path: Path) -> None:
     run, result, said = disturbed(tmp_path, IGNORE + PROGRESS + FOR_EVER, stall_s=60)
     assert run._reach(fault(Target.TRAINER, "SIGINT"))
     assert run._inject(fault(Target.TRAINER, "SIGINT"))

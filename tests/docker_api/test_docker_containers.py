@@ -56,7 +56,7 @@ async def test_volumes_of_an_image_are_in_memory(opened, daemon):
         assert set(daemon.running[0].config["HostConfig"]["Tmpfs"]) == {"/data", "/app", "/tmp"}
 
 
-async def test_the_working_folder_holds_what_the_image_has_there(opened, daemon):
+async def test_working_folder_has_the_images_content(opened, daemon):
     daemon.content = b"a tar file"
     async with opened(), opened():
         for container in daemon.running:
@@ -71,7 +71,7 @@ async def test_users_are_few_where_the_daemon_maps_them(opened, daemon):
         assert 10_000 <= daemon.running[0].settings["user"] < 60_000
 
 
-async def test_podman_is_asked_for_what_docker_does_anyway(opened, daemon):
+async def test_podman_gets_the_settings_that_docker_has_by_default(opened, daemon):
     daemon.component = "Podman Engine"
     async with opened():
         (container,) = daemon.running
@@ -100,7 +100,7 @@ async def test_a_closed_sandbox_has_no_container(opened, daemon):
             await call
 
 
-async def test_a_container_is_told_how_long_it_lives(opened, daemon):
+async def test_container_gets_its_lifetime(opened, daemon):
     async with opened(life_s=30):
         (container,) = daemon.running
         await until(lambda: container.requests)
@@ -108,7 +108,7 @@ async def test_a_container_is_told_how_long_it_lives(opened, daemon):
     assert time.time() + 600 < float(container.config["Labels"][UNTIL]) < time.time() + 640
 
 
-async def test_a_container_that_ends_says_why(opened, daemon):
+async def test_ended_container_reports_the_reason(opened, daemon):
     async with opened() as sandbox:
         call = asyncio.create_task(sandbox.exec(["hang"]))
         await until(lambda: len(daemon.running[0].requests) == 2)
@@ -117,7 +117,7 @@ async def test_a_container_that_ends_says_why(opened, daemon):
             await call
 
 
-async def test_a_container_whose_time_is_over_says_so(opened, daemon):
+async def test_expired_container_reports_its_lifetime(opened, daemon):
     async with opened(life_s=1e-6) as sandbox:
         daemon.running[0].end()
         with pytest.raises(SandboxError, match="its lifetime of 1e-06 s is over"):
@@ -176,7 +176,7 @@ async def test_other_limits_are_other_warm_containers(opened, daemon):
     assert {one.config["HostConfig"]["PidsLimit"] for one in daemon.containers.values()} == {128 + 64, 7 + 64}
 
 
-async def test_what_this_process_made_is_removed_at_its_end(opened, daemon, supply):
+async def test_containers_are_removed_at_the_end_of_the_process(opened, daemon, supply):
     sandbox = opened(warm=2)
     await sandbox.start()
     await until(lambda: len(daemon.running) == 3)

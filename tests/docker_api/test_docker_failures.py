@@ -31,7 +31,7 @@ from agentrl.testing.sandbox_check import check_sandbox
         ({"runtime": 5}, "option runtime"),
     ],
 )
-def test_an_option_that_is_not_understood_is_refused(options, complaint):
+def test_invalid_option_is_rejected(options, complaint):
     with pytest.raises(UsageError, match=complaint):
         open_sandbox({"type": "docker", "options": options})
 
@@ -41,25 +41,25 @@ async def test_a_readable_folder_is_not_writable(opened):
         await opened(readable=["/work/data"]).start()
 
 
-async def test_without_the_extra_the_back_end_says_so(monkeypatch, supply):
+async def test_missing_extra_is_reported(monkeypatch, supply):
     monkeypatch.setitem(sys.modules, "docker", None)
     with pytest.raises(UsageError, match=r'pip install "agentrl\[docker\]"'):
         await open_sandbox("docker").start()
 
 
-async def test_without_a_daemon_the_back_end_says_so(monkeypatch, supply, tmp_path):
+async def test_missing_daemon_is_reported(monkeypatch, supply, tmp_path):
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
     with pytest.raises(UsageError, match=r"no Docker or Podman daemon answers.*none\.sock.*url=unix"):
         await check_sandbox("docker")
 
 
 @pytest.mark.parametrize("url", ["ssh://elsewhere", "https://elsewhere:2376", "nonsense://x"])
-async def test_other_ways_to_a_daemon_are_refused(url, supply):
+async def test_other_daemon_transports_are_rejected(url, supply):
     with pytest.raises(UsageError):
         await open_sandbox({"type": "docker", "url": url}).start()
 
 
-async def test_an_image_is_pulled_once_and_tells_how_far_it_is(opened, daemon, caplog, monkeypatch):
+async def test_image_is_pulled_once_and_progress_is_logged(opened, daemon, caplog, monkeypatch):
     caplog.set_level(logging.INFO, "agentrl")
     monkeypatch.setattr("agentrl.sandbox.docker.daemon._PROGRESS_EVERY_S", 0.0)
     layer = {"status": "Downloading", "id": "a", "progressDetail": {"current": 10_000_000, "total": 40_000_000}}
@@ -122,7 +122,7 @@ async def test_an_image_that_was_removed_is_looked_for_again(opened, daemon):
     assert daemon.asked.count("GET /images/known/json") == 2
 
 
-async def test_a_container_that_stays_is_told_of_and_does_not_stop_the_caller(opened, daemon, caplog):
+async def test_container_that_cannot_be_removed_is_logged_only(opened, daemon, caplog):
     sandbox = opened()
     await sandbox.start()
     daemon.refusals["DELETE"] = (500, "device or resource busy")
@@ -131,7 +131,7 @@ async def test_a_container_that_stays_is_told_of_and_does_not_stop_the_caller(op
     assert "device or resource busy" in caplog.text
 
 
-async def test_a_file_that_is_refused_is_text_for_the_model(opened):
+async def test_file_errors_are_text_for_the_model(opened):
     async with opened() as sandbox:
         with pytest.raises(SandboxFileError):
             await sandbox.read("")

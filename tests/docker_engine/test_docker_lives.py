@@ -84,7 +84,7 @@ async def test_a_container_ends_itself_when_its_time_is_over(spec, url):
     await sandbox.close()
 
 
-async def test_what_the_dead_left_is_removed(spec, url):
+async def test_containers_of_dead_processes_are_removed(spec, url):
     machine, pid, started = this_owner().split("/")
     told = {OWNER: f"{machine}/{pid}/{int(started) - 1}", UNTIL: f"{time.time() + 900:.0f}"}
     config = {"Image": spec["image"], "Cmd": ["/usr/bin/sleep", "600"], "Labels": told}
@@ -111,7 +111,7 @@ async def test_a_warm_container_is_quick_and_like_any_other(spec, url):
     await until_gone(url)
 
 
-async def test_the_working_folder_holds_what_the_image_has_there(spec):
+async def test_working_folder_has_the_images_content(spec):
     async with open_sandbox(spec) as sandbox:
         assert sandbox.folder == "/app"
         assert await sandbox.read("link") == b"image"
@@ -121,19 +121,19 @@ async def test_the_working_folder_holds_what_the_image_has_there(spec):
         assert await sandbox.read("kept/file") == b"image"
 
 
-async def test_too_large_a_folder_is_refused(spec):
+async def test_too_large_folder_is_rejected(spec):
     spec["limits"] = {"file_bytes": 2}
     with pytest.raises(UsageError, match=r"the image's content of /app does not fit.*options.folder=/work"):
         await open_sandbox(spec).start()
 
 
-async def test_an_image_without_python_is_refused(spec):
+async def test_image_without_python_is_rejected(spec):
     spec["options"]["python"] = "/usr/bin/no-python"
     with pytest.raises(UsageError, match=r"an image has no Python.*no-python"):
         await open_sandbox(spec).start()
 
 
-async def test_memory_that_runs_out_is_told(spec):
+async def test_memory_exhaustion_is_reported(spec):
     spec["limits"] = {"memory_bytes": 2**27, "disk_bytes": 2**24}
     async with open_sandbox(spec) as sandbox:
         bomb = await sandbox.exec(["python3", "-c", "x = [b'x' * 2**20 for _ in range(1000)]"])

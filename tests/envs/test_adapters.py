@@ -56,7 +56,7 @@ def _nothing_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", ADAPTERS)
-def test_an_adapter_says_what_it_needs(name: str) -> None:
+def test_adapter_error_names_its_requirement(name: str) -> None:
     spec = resolve_environment(name)
     assert spec.extra is not None
     assert spec.extra.module == ADAPTERS[name]
@@ -92,7 +92,7 @@ def test_listing_and_showing_need_no_package(
     assert "environment=module:load_environment, or environment=NAME" in printed
 
 
-def test_an_extra_that_lacks_something_itself_says_what() -> None:
+def test_incomplete_extra_error_names_the_missing_package() -> None:
     assert Extra(name="json", module="json").is_installed
     with pytest.raises(UsageError, match=r"got No module named 'json\.nothing'"):
         Extra(name="json", module="json").load("json.nothing")
@@ -123,7 +123,7 @@ class Rollouts:
         self.done.append("cleanup")
 
 
-async def test_a_rubric_of_verifiers_cleans_up_whatever_happens() -> None:
+async def test_verifiers_rubric_always_cleans_up() -> None:
     good, failed, broken = Rollouts(), Rollouts(error="lost"), Rollouts(breaks=True)
     assert (await scored_rollout(good, {"row": 1}, None))["reward"] == 1.0
     assert "reward" not in await scored_rollout(failed, {}, None)
@@ -163,7 +163,7 @@ def test_the_random_opponent_takes_the_moves_listed_last() -> None:
         take_listed_move("Say something.", rng)
 
 
-def test_a_stream_stands_in_for_the_global_generators() -> None:
+def test_stream_replaces_the_global_generators() -> None:
     random.seed(1)
     np.random.seed(1)
     before = random.getstate(), np.random.get_state()[1].tolist()
@@ -177,7 +177,7 @@ def test_a_stream_stands_in_for_the_global_generators() -> None:
     assert (random.getstate(), np.random.get_state()[1].tolist()) == before
 
 
-def test_splits_are_told_by_text_and_by_the_range_of_a_seed() -> None:
+def test_splits_depend_on_the_text_and_the_seeds_range() -> None:
     assert [split_of_seed(seed) for seed in (0, 10_000_000, 29_999_999, 30_000_000, -1)] == [
         "train",
         "valid",

@@ -144,7 +144,7 @@ async def test_a_second_episode_begins_from_nothing(start: Start) -> None:
     await env.close()
 
 
-async def test_admissible_actions_are_those_of_the_last_answer(start: Start) -> None:
+async def test_admissible_actions_come_from_the_last_answer(start: Start) -> None:
     server = await start(EXCHANGES["alfworld"])
     env = AgentGymEnv(world="alfworld", url=server.url, max_steps=1)
     await env.reset(seed=7)
@@ -174,7 +174,7 @@ async def test_failures_of_the_server_are_failures_of_the_environment(start: Sta
     await lost.close()
 
 
-def test_the_options_say_which_server_and_which_tasks() -> None:
+def test_options_select_the_server_and_the_tasks() -> None:
     train, test = (SPEC.tasks(split, train=[0, 374], test=[374, 474], world="textcraft") for split in SPEC.splits)
     assert (len(train), len(test)) == (374, 100)
     assert {train[i].seed for i in range(374)} & {test[i].seed for i in range(100)} == set()

@@ -171,7 +171,7 @@ def test_games_are_left_out_as_the_original_leaves_them_out(
     assert f"1 games here, {OFFICIAL_SIZES['train']} in the published data" in caplog.text
 
 
-def test_missing_data_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_data_error_has_the_download_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, str(tmp_path))
     with pytest.raises(UsageError, match="alfworld-download") as caught:
         AlfworldTasks("valid_unseen")
@@ -180,7 +180,7 @@ def test_missing_data_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.Mon
         AlfworldTasks("test")
 
 
-def test_show_tells_what_it_is_without_data(
+def test_show_describes_the_environment_without_data(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv(VARIABLE, str(tmp_path))
@@ -190,7 +190,7 @@ def test_show_tells_what_it_is_without_data(
 
 
 @pytest.mark.parametrize("game", ["train/none/trial_1", "../../elsewhere", "", "/etc", 17])
-def test_an_unknown_game_is_refused(game: Any) -> None:
+def test_an_unknown_game_is_rejected(game: Any) -> None:
     with pytest.raises(UsageError, match="this ALFWorld game does not exist"):
         AlfworldEnv().reset(options={"game": game})
     with pytest.raises(UsageError, match="cannot reset with these options"):
@@ -206,7 +206,7 @@ def test_an_unknown_game_is_refused(game: Any) -> None:
         ({"pddl_problem": None}, "this kind of goal|is not an ALFWorld game"),
     ],
 )
-def test_a_game_that_would_be_played_differently_is_refused(
+def test_a_game_that_would_be_played_differently_is_rejected(
     tmp_path: Path, house: House, values: dict[str, Any], words: str
 ) -> None:
     file = change(write_game(tmp_path / "trial", house), **values)
@@ -223,7 +223,7 @@ def test_games_may_lie_behind_links(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert AlfworldEnv().reset(options={"game": row.game})[0].startswith("-= Welcome")
 
 
-def test_what_is_no_game_is_refused(tmp_path: Path) -> None:
+def test_what_is_no_game_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "game.tw-pddl").write_text("[]")
     with pytest.raises(UsageError, match="is not an ALFWorld game"):
         load_house(tmp_path / "game.tw-pddl")

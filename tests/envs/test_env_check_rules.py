@@ -507,9 +507,7 @@ def id_of(value: object) -> str:
     [*BROKEN[::2], *(pytest.param(*row, marks=pytest.mark.slow) for row in BROKEN[1::2])],
     ids=id_of,
 )
-def test_a_rule_finds_what_breaks_it_and_nothing_else_does(
-    spec: EnvironmentSpec, rule: str, status: CheckStatus
-) -> None:
+def test_each_rule_finds_only_its_own_violations(spec: EnvironmentSpec, rule: str, status: CheckStatus) -> None:
     report = check(spec)
     threads = {"is isolated enough": WARNED} if spec.make is Waiting else {}
     alike = {"blind play solves little": WARNED} if spec.make in (Alike, Unpickled) else {}
@@ -519,7 +517,7 @@ def test_a_rule_finds_what_breaks_it_and_nothing_else_does(
 
 @pytest.mark.parametrize("make", [Arrows, Telling, Awaited])
 @pytest.mark.slow
-def test_nothing_is_said_of_one_that_keeps_the_rules(make: Callable[..., Any]) -> None:
+def test_conforming_environment_has_no_findings(make: Callable[..., Any]) -> None:
     """`Telling` says the word "answer" with a number that is none of it."""
     assert complaints(check(spec_of(make, tasks=Answered, scores={"random": 0.0}))) == {}
 
@@ -564,7 +562,7 @@ def test_all_rules_have_been_broken() -> None:
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 @pytest.mark.slow
-def test_a_rule_says_the_same_alone(rule: CheckRule) -> None:
+def test_rule_has_the_same_result_alone(rule: CheckRule) -> None:
     together = {row.check: row.status for row in _checked_awaited().rows}
     (alone,) = check_env(spec_of(Awaited), only=(rule.name,)).rows
     assert alone.status is together[rule.name], alone
@@ -576,7 +574,7 @@ def _checked_awaited() -> CheckReport:
 
 
 @pytest.mark.slow
-def test_an_environment_need_not_tell_what_it_understands() -> None:
+def test_optional_info_may_be_missing() -> None:
     report = check_env(spec_of(Wordless))
     assert not [row for row in report.rows if row.status is CheckStatus.FAILED], report
 

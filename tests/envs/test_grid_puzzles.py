@@ -58,7 +58,7 @@ def test_experts_solve_other_sizes(rules: type[Puzzle], options: dict[str, Any])
     assert all(solves(env, seed) for seed in range(4))
 
 
-def test_options_out_of_range_are_refused() -> None:
+def test_options_out_of_range_are_rejected() -> None:
     for rules, options in (
         (Sokoban, {"size": 4}),
         (Sokoban, {"boxes": 5}),
@@ -91,7 +91,7 @@ def test_pushing_the_last_box_onto_its_target_pays_as_in_gym_sokoban() -> None:
     assert (reward, terminated, info["success"]) == (pytest.approx(10.9), True, True)
 
 
-def test_a_box_that_leaves_its_target_costs_what_it_paid() -> None:
+def test_moving_a_box_off_its_target_costs_its_reward() -> None:
     env = sokoban("# # # # #\n# O X O #\n# P √ _ #\n# _ # _ #\n# # # # #", boxes=2)
     observation, reward, *_ = env.step("right")
     assert reward == pytest.approx(-1.1)

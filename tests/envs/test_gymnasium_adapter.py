@@ -89,7 +89,7 @@ class Talker(gymnasium.Env[Any, Any]):
         ({"env_id": "no_such_module:Game-v0"}, "cannot be created: got .*no_such_module"),
     ],
 )
-def test_what_cannot_be_put_into_text_is_refused(options: dict[str, Any], words: str) -> None:
+def test_what_cannot_be_put_into_text_is_rejected(options: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         make(**options)
 

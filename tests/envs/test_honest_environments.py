@@ -100,7 +100,7 @@ def fixed_order(fields: str) -> Callable[[Any, int], str]:
     ("split", "fields", "share"),
     [("train", "714539628", 0.28), ("valid", "875391264", 0.12), ("test", "391756284", 0.19)],
 )
-def test_the_best_fixed_order_of_fields_wins_what_is_stated(split: str, fields: str, share: float) -> None:
+def test_best_fixed_order_of_fields_reaches_the_stated_score(split: str, fields: str, share: float) -> None:
     assert abs(success("tic_tac_toe", fixed_order(fields), 1000, split) - share) < 0.04
     assert share <= stated("tic_tac_toe")
 
@@ -110,16 +110,16 @@ def test_other_good_orders_of_fields_win_no_more_than_is_stated(fields: str) -> 
     assert success("tic_tac_toe", fixed_order(fields), 1000, "train") < stated("tic_tac_toe") + 0.02
 
 
-def test_always_the_same_arm_solves_what_is_stated() -> None:
+def test_constant_arm_reaches_the_stated_score() -> None:
     assert abs(success("bandit", lambda env, _turn: env.game.names[0]) - stated("bandit")) < 0.08
 
 
-def test_always_standing_wins_what_is_stated() -> None:
+def test_always_standing_reaches_the_stated_score() -> None:
     assert abs(success("blackjack", lambda _env, _turn: "stand", 600) - stated("blackjack")) < 0.08
 
 
 @pytest.mark.slow
-def test_a_cycle_of_moves_wins_what_is_stated() -> None:
+def test_cycle_of_moves_reaches_the_stated_score() -> None:
     cycle = ("left", "down", "left", "up")
     assert abs(success("game_2048", lambda _env, turn: cycle[turn % 4]) - stated("game_2048")) < 0.08
 
@@ -138,7 +138,7 @@ def solution(name: str, number: int) -> list[str]:
 
 
 @pytest.mark.slow
-def test_solutions_repeated_without_looking_solve_what_is_stated() -> None:
+def test_repeated_solutions_reach_the_stated_blind_score() -> None:
     longest = sorted((solution("hanoi", number) for number in range(60)), key=len)[-3:]
     shares = [success("hanoi", lambda _env, turn, way=way: way[turn % len(way)]) for way in longest]
     assert abs(max(shares) - stated("hanoi")) < 0.06
@@ -190,14 +190,14 @@ def test_the_first_hit_with_the_named_options_earns_most_of_webshops_reward() ->
     assert abs(sum(returns) / len(returns) - 0.63) < 0.08
 
 
-def test_the_check_prints_what_blind_play_scores() -> None:
+def test_check_prints_the_score_of_blind_play() -> None:
     (row,) = check_env("guess_number", thoroughness=CheckDepth.QUICK, only=["blind play solves little"]).rows
     for kind in ("nothing", "submit", "one action (", "fixed sequence ("):
         assert kind in row.detail
     assert row.figures["nothing"] == 0.0
 
 
-def test_an_id_of_another_version_is_refused() -> None:
+def test_an_id_of_another_version_is_rejected() -> None:
     assert resolve_environment("agentrl/FrozenLake-v1").version == 1
     with pytest.raises(UsageError, match=r"agentrl/FrozenLake-v1"):
         resolve_environment("agentrl/FrozenLake-v0")

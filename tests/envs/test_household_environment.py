@@ -92,7 +92,7 @@ def _any_command(generator: random.Random, mentioned: list[str]) -> str:
 
 @given(seed=st.integers(0, 2**31), steps=st.integers(0, 30), size=st.sampled_from(Size))
 @settings(max_examples=40, deadline=None)
-def test_an_episode_goes_on_from_a_snapshot_as_it_did(seed: int, steps: int, size: Size) -> None:
+def test_episode_continues_identically_from_a_snapshot(seed: int, steps: int, size: Size) -> None:
     env, other = HouseholdEnv(size=size), HouseholdEnv(size=size)
     env.reset(seed=seed)
     play_randomly(env, steps, seed)
@@ -105,7 +105,7 @@ def test_an_episode_goes_on_from_a_snapshot_as_it_did(seed: int, steps: int, siz
         assert play_randomly(other, 20, seed + 1) == here
 
 
-def test_the_key_tells_states_apart_that_look_the_same() -> None:
+def test_key_distinguishes_states_that_look_equal() -> None:
     env = HouseholdEnv(size="full")
     keys: dict[str, str] = {}
     env.reset(options={"task_id": "valid_unseen-0"})
@@ -190,7 +190,7 @@ def test_an_episode_is_truncated_at_its_limit_and_ends_there() -> None:
         {"task_type": "look_at_obj_in_light"},
     ],
 )
-def test_wrong_reset_options_are_refused(options: dict[str, Any]) -> None:
+def test_wrong_reset_options_are_rejected(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="cannot reset with these options"):
         HouseholdEnv().reset(options=options)
 

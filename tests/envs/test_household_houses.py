@@ -118,7 +118,7 @@ def test_the_expert_solves_the_evaluation_splits(size: Size, split: str, put_syn
     assert sum(steps) / len(steps) < {"tiny": 8, "small": 8.5, "medium": 9, "full": 10}[size]
 
 
-def test_an_expert_without_a_goal_or_a_way_says_so() -> None:
+def test_expert_without_a_goal_or_path_raises() -> None:
     with pytest.raises(UsageError, match="states no household goal"):
         HouseholdExpert().act("Welcome.")
     with pytest.raises(UsageError, match="reads text only"):
@@ -150,7 +150,7 @@ def test_the_test_split_stays_large_in_one_room(room: str, tasks: int) -> None:
     assert len(HouseholdTasks("test_unseen", parse_options(rooms=[room]))) == tasks
 
 
-def test_any_stretch_of_tasks_has_about_the_mixture_of_its_split() -> None:
+def test_any_range_of_tasks_has_the_proportions_of_its_split() -> None:
     whole, part = (Counter(row.task_type for row in rows) for rows in (rows_of("train"), rows_of("train")[:100]))
     for task_type in TaskType:
         assert abs(part[task_type] - 100 * whole[task_type] / len(rows_of("train"))) <= 2

@@ -176,7 +176,7 @@ def test_a_closed_appliance_works(kitchen: House) -> None:
         (["slice", "clean", "cool"], "This is a cool and clean sliced potato 1."),
     ],
 )
-def test_examining_tells_what_happened_to_a_thing(kitchen: House, treatments: list[str], description: str) -> None:
+def test_examining_shows_the_condition_of_an_object(kitchen: House, treatments: list[str], description: str) -> None:
     world = World(kitchen)
     do(world, "go to countertop 1")
     if "slice" in treatments:
@@ -221,7 +221,7 @@ def test_a_lamp_stays_on_and_cannot_be_taken(study: House) -> None:
     assert world.state.to_plain() == state
 
 
-def test_the_old_syntax_says_put(kitchen: House) -> None:
+def test_old_syntax_uses_put(kitchen: House) -> None:
     world = World(kitchen, put_syntax=PutSyntax.PUT)
     do(world, "go to countertop 1", "take mug 1 from countertop 1")
     assert "put mug 1 in/on countertop 1" in world.admissible()

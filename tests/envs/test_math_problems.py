@@ -352,7 +352,7 @@ def test_options_that_are_wrong() -> None:
 
 
 @pytest.mark.skipif(HAS_MATH_VERIFY, reason="the package is installed")
-def test_a_judge_that_is_not_installed_says_how_to_get_it() -> None:
+def test_missing_judge_package_error_has_the_install_command() -> None:
     with pytest.raises(UsageError, match=r"agentrl\[math\]"):
         judge_named(Judge.MATH_VERIFY)
 

@@ -108,7 +108,7 @@ async def test_text_goes_into_a_field_and_comes_out_of_another(url: str) -> None
     await env.close()
 
 
-async def test_actions_without_the_right_fields_are_told_and_cost_nothing(url: str) -> None:
+async def test_actions_with_wrong_fields_are_explained_and_free(url: str) -> None:
     env = OpenEnvironment(url=url)
     observation, _ = await env.reset(seed=5)
     assert json.loads(observation) == {"echo": "seed 5", "length": 0}
@@ -216,7 +216,7 @@ async def test_pings_are_answered_between_turns(url: str, scripted: Scripted) ->
     await env.close()
 
 
-async def test_an_answer_that_nobody_awaited_is_not_taken_for_the_next_one(url: str, scripted: Scripted) -> None:
+async def test_abandoned_answer_is_not_used_for_the_next_prompt(url: str, scripted: Scripted) -> None:
     env = OpenEnvironment(url=f"{url}/scripted", action_field="text", observation_field="text")
     scripted.say(text="go")
     await env.reset(seed=5)
@@ -257,7 +257,7 @@ async def test_a_garbled_answer_to_a_tool_call_is_not_the_policys_fault(
     await env.close()
 
 
-async def test_failed_tool_calls_count_and_keep_what_the_server_says(url: str, scripted: Scripted) -> None:
+async def test_failed_tool_calls_count_and_keep_the_servers_message(url: str, scripted: Scripted) -> None:
     env = await with_tools(url, scripted)
     assert "success" not in (await env.step("a text"))[4], "a call may still succeed"
     scripted.say(error={"message": "broken"})
@@ -289,7 +289,7 @@ async def test_a_tool_that_reports_its_failure_has_failed(url: str, scripted: Sc
     await env.close()
 
 
-async def test_a_full_server_says_what_to_do(url: str, scripted: Scripted) -> None:
+async def test_full_server_error_has_a_hint(url: str, scripted: Scripted) -> None:
     env = OpenEnvironment(url=f"{url}/scripted")
     scripted.answers.append('{"type": "error", "data": {"code": "CAPACITY_REACHED", "message": "1 of 1"}}')
     with pytest.raises(EnvironmentFailure, match=r"CAPACITY_REACHED.*environment\.max_concurrent"):

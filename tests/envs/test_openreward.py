@@ -95,9 +95,7 @@ async def test_wrong_calls_count_and_a_text_says_nothing_about_success(server: S
 
 
 @pytest.mark.parametrize(("names", "splits"), [([], []), (["world"], {}), (["world"], [{"name": "train"}]), (5, [])])
-async def test_an_answer_about_tasks_that_is_not_of_the_standard_is_named(
-    server: Server, names: Any, splits: Any
-) -> None:
+async def test_error_names_the_nonstandard_task_answer(server: Server, names: Any, splits: Any) -> None:
     server.names, server.splits = names, splits
     with pytest.raises(UsageError, match=r"Open Reward Standard server responds|has no split train"):
         await asyncio.to_thread(tasks, "train", url=server.url)

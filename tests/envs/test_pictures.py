@@ -67,7 +67,7 @@ def test_a_picture_has_one_field_per_letter_and_equal_bytes_for_equal_fields(spe
 
 
 @DRAWN
-def test_the_expert_solves_what_it_is_shown_as_pictures(spec: EnvironmentSpec) -> None:
+def test_expert_solves_tasks_with_picture_observations(spec: EnvironmentSpec) -> None:
     env = make(spec, observation="image")
     observation, info = env.reset(seed=5)
     expert, done = env.expert(), False
@@ -88,13 +88,13 @@ def test_what_is_said_comes_before_the_picture() -> None:
     assert [type(part) for part in env.step("left")[0]] == [ImagePart]
 
 
-def test_a_spec_tells_which_options_show_images() -> None:
+def test_spec_reports_the_options_that_show_images() -> None:
     assert SOKOBAN.shows_images({"observation": "image"})
     assert not SOKOBAN.shows_images({})
     assert not lookup(Kind.ENVIRONMENT, "household").shows_images({})
 
 
-def test_an_unknown_form_and_a_puzzle_without_pictures_are_refused() -> None:
+def test_an_unknown_form_and_a_puzzle_without_pictures_are_rejected() -> None:
     with pytest.raises(UsageError, match="unknown observation of frozen_lake: got 'video', expected text or image"):
         make(LAKE, observation="video")
     with pytest.raises(UsageError, match="unknown observation of wordle: got 'image', expected text"):

@@ -162,7 +162,7 @@ def test_rows_of_a_merged_data_set_may_lack_images(folder: Path) -> None:
         ),
     ],
 )
-def test_rows_with_unusable_images_are_refused(folder: Path, row: dict[str, Any], words: str) -> None:
+def test_rows_with_unusable_images_are_rejected(folder: Path, row: dict[str, Any], words: str) -> None:
     Image.new("RGB", (4, 4)).save(folder / "program.eps")
     (folder / "cut.png").write_bytes(RED[:-30])
     (folder / "cut.jpg").write_bytes(BLUE[:-200])

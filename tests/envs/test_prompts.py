@@ -94,7 +94,7 @@ def test_rows_become_tasks_and_their_other_columns_are_kept(workplace: Path) -> 
         (["a"], "line 1 is not an object: got str"),
     ],
 )
-def test_a_file_without_prompts_is_refused_with_its_row(workplace: Path, rows: list[object], words: str) -> None:
+def test_a_file_without_prompts_is_rejected_with_its_row(workplace: Path, rows: list[object], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         tasks_of(written(workplace, *rows))
 
@@ -164,7 +164,7 @@ def test_columns_of_verl_and_verifiers_are_read(workplace: Path) -> None:
         ({"prompt": ["a"]}, "line 1 has no prompt"),
     ],
 )  # fmt: skip
-def test_prompts_that_would_lose_a_part_are_refused(workplace: Path, row: dict[str, Any], words: str) -> None:
+def test_prompts_that_would_lose_a_part_are_rejected(workplace: Path, row: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         tasks_of(written(workplace, row))
 
@@ -217,7 +217,7 @@ def test_the_split_of_evaluations_is_checked_for_columns_too(
     assert not (workplace / "runs").exists()
 
 
-def test_a_split_without_a_file_says_how_to_name_one(workplace: Path) -> None:
+def test_missing_split_file_error_has_an_example(workplace: Path) -> None:
     spec = resolve_environment("prompts")
     with pytest.raises(UsageError, match=r"the prompts of split train are not set.*--tasks prompts.jsonl"):
         spec.tasks("train")
@@ -252,7 +252,7 @@ def test_an_evaluation_after_a_change_of_the_function_is_another_one(
     assert len(list((workplace / "runs" / "evaluations").iterdir())) == 2
 
 
-def test_a_data_set_without_a_reward_function_is_refused_before_there_is_a_folder(
+def test_a_data_set_without_a_reward_function_is_rejected_before_there_is_a_folder(
     workplace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = written(workplace, *ROWS)
@@ -264,7 +264,7 @@ def test_a_data_set_without_a_reward_function_is_refused_before_there_is_a_folde
     assert "expected def reward(trajectory, task) -> float" in told
 
 
-def test_tasks_of_a_named_environment_stay_a_task_file(workplace: Path) -> None:
+def test_tasks_of_a_named_environment_are_a_task_file(workplace: Path) -> None:
     assert agentrl("train", "--env", "guess_number", "--tasks", "none.jsonl", *SMALL) == 2
     with pytest.raises(UsageError, match="two sources of tasks"):
         evaluation_config(env="guess_number", prompts="a.jsonl", model="m")

@@ -80,7 +80,7 @@ def test_what_follows_an_illegal_action_is_not_taken() -> None:
     assert (reward, info["valid"]) == (pytest.approx(-0.4), False)
 
 
-def test_the_limit_counts_actions_and_pays_what_is_due() -> None:
+def test_limit_counts_actions_and_pays_the_pending_reward() -> None:
     env = stairs(top=9)
     env.step("up || up || up")
     assert env.step("up || up")[3] is False

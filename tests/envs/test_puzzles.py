@@ -128,7 +128,7 @@ def test_listed_actions_are_legal_and_random_ones_are_mostly(name: str) -> None:
 @pytest.mark.parametrize("name", PUZZLES)
 @given(seed=st.integers(0, 2**40), steps=st.integers(0, 12))
 @settings(max_examples=8, deadline=None)
-def test_an_episode_goes_on_from_a_snapshot_as_it_did(name: str, seed: int, steps: int) -> None:
+def test_episode_continues_identically_from_a_snapshot(name: str, seed: int, steps: int) -> None:
     env, other = make(name), make(name)
     env.reset(seed=seed)
     moments = play_randomly(env, random.Random(seed), steps)
@@ -174,7 +174,7 @@ def test_rubbish_is_answered_and_costs_a_step(name: str) -> None:
 
 @pytest.mark.parametrize("name", PUZZLES)
 @pytest.mark.parametrize("text", ["", "please do the right thing"])
-def test_refusing_to_play_until_the_limit_pays_what_losing_does_at_most(name: str, text: str) -> None:
+def test_stalling_until_the_limit_earns_at_most_the_reward_of_a_loss(name: str, text: str) -> None:
     env = make(name)
     for seed in range(5):
         env.reset(seed=seed)

@@ -275,7 +275,7 @@ def answer_of(case: Case) -> str:
 
 
 @pytest.mark.parametrize("is_known", [True, False])
-def test_a_right_answer_needs_to_know_who_asks(is_known: bool) -> None:
+def test_correct_answer_requires_identification(is_known: bool) -> None:
     env = RetailDesk()
     number = next(n for n in range(900) if case_of(f"valid-{n}").scenario.task_type == "question")
     env.reset(options={"task_id": f"valid-{number}"})
@@ -297,9 +297,7 @@ def test_a_right_answer_needs_to_know_who_asks(is_known: bool) -> None:
         ("two_requests", [], False),
     ],
 )
-def test_the_last_answer_counts_where_nobody_knows_which_request_is_meant(
-    task_type: str, answers: list[str], is_right: bool
-) -> None:
+def test_last_answer_counts_if_its_request_is_ambiguous(task_type: str, answers: list[str], is_right: bool) -> None:
     cases = [case_of(f"valid-{number}") for number in range(900)]
     case = next(case for case in cases if case.outputs and case.scenario.task_type == task_type)
     episode = RetailEpisode(case, parse_options(), Toolbox(), {"identified": [case.scenario.user_id]})
@@ -382,7 +380,7 @@ def test_bad_calls_are_answered(action: str, answer: str) -> None:
     assert (reward, terminated, truncated, info["valid"]) == (0.0, False, False, False)
 
 
-def test_a_call_of_respond_is_said() -> None:
+def test_call_of_respond_is_sent_to_the_customer() -> None:
     env, other = RetailDesk(), RetailDesk()
     env.reset(seed=1)
     other.reset(seed=1)
@@ -413,7 +411,7 @@ def test_plain_words_are_no_call() -> None:
 
 @given(st.integers(0, 107), st.integers(0, 12))
 @settings(max_examples=25, deadline=None)
-def test_an_episode_goes_on_from_a_snapshot_as_it_did(number: int, steps: int) -> None:
+def test_episode_continues_identically_from_a_snapshot(number: int, steps: int) -> None:
     env, other = RetailDesk(), RetailDesk()
     observation, _ = env.reset(options={"task_id": f"valid-{number}"})
     expert, done = env.expert(), False
@@ -454,7 +452,7 @@ def test_types_and_personas_can_be_chosen() -> None:
 
 
 @pytest.mark.parametrize("options", [{"task": "valid-1"}, {"task_id": "none-1"}, {"task_id": "valid-900"}])
-def test_wrong_reset_options_are_refused(options: dict[str, Any]) -> None:
+def test_wrong_reset_options_are_rejected(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=r"cannot reset with these options|no such retail task"):
         RetailDesk().reset(options=options)
 
@@ -503,7 +501,7 @@ def test_instructions_name_every_tool() -> None:
         assert tool.schema == declared_tools()[tool.name].schema
 
 
-def test_desks_of_one_shop_do_not_share_what_they_change() -> None:
+def test_desks_of_one_shop_do_not_share_changes() -> None:
     case = case_of(next(f"valid-{n}" for n in range(900) if case_of(f"valid-{n}").scenario.task_type == "cancel_order"))
     store = json.dumps([dict(case.store.users), dict(case.store.orders)])
     (action,) = case.scenario.requests[0].actions

@@ -317,7 +317,7 @@ def test_personas_talk_differently(desk: Desk, persona: Persona, texts: list[str
     assert said == texts
 
 
-def test_a_customer_answers_what_is_asked_and_changes_their_mind_once(desk: Desk) -> None:
+def test_customer_answers_questions_and_changes_the_request_once(desk: Desk) -> None:
     caller = customer(Persona.WAVERING)
     caller.open()
     assert caller.answer("What is the reason?", desk.database) == "I dislike it."

@@ -32,7 +32,7 @@ def begun(task_id: str = "valid-3") -> tuple[RetailDesk, dict[str, Any]]:
     return env, info
 
 
-def test_the_customer_is_told_what_it_wants_and_speaks_first() -> None:
+def test_customer_gets_its_instructions_and_starts() -> None:
     env, info = begun()
     assert info["instructions"] == {"user": brief(case_of("valid-3").scenario)}
     assert (info["players"], info["player"]) == (["agent", "user"], "user")
@@ -141,7 +141,7 @@ def one_of(persona: Persona | None = None, kind: RequestKind | None = None) -> C
     return next(c for c, it in scenarios if persona in (None, it.persona) and kind in (None, it.requests[0].kind))
 
 
-def test_a_briefing_holds_what_the_customer_knows_and_no_more() -> None:
+def test_briefing_contains_only_the_customers_knowledge() -> None:
     for case in CASES:
         told, scenario = brief(case.scenario), case.scenario
         assert all(request.opening in told for request in scenario.requests)
@@ -160,7 +160,7 @@ def _ids(action: Any) -> list[str]:
     return [*listed, *([action.arguments["payment_method_id"]] if "payment_method_id" in action.arguments else [])]
 
 
-def test_only_who_wavers_is_told_to() -> None:
+def test_only_wavering_customers_are_instructed_to_waver() -> None:
     for persona in Persona:
         case = one_of(persona, RequestKind.EXCHANGE if persona is Persona.WAVERING else None)
         fact = case.scenario.wavers_about(case.scenario.requests[0])

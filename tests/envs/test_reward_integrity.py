@@ -142,14 +142,14 @@ def test_every_rule_has_been_broken() -> None:
 
 
 @pytest.mark.parametrize("make", [Sums, Shut])
-def test_nothing_is_said_where_only_solutions_earn(make: Callable[..., Any]) -> None:
+def test_no_findings_if_only_solutions_are_rewarded(make: Callable[..., Any]) -> None:
     report = reward_integrity(spec_of(make))
     assert complaints(report) == {}
     silence = next(row for row in report.rows if row.check == "silence earns nothing")
     assert (silence.detail, silence.figures) == ("mean return 0, of a solution 1", {"mean_return": 0.0})
 
 
-def test_a_single_success_by_chance_is_no_word_that_tells() -> None:
+def test_single_chance_success_marks_no_word() -> None:
     class Lucky(Sums):
         episodes = 0
 

@@ -56,7 +56,7 @@ def test_names_are_unique_and_belong_to_one_split(kind: Kind) -> None:
     assert all(of_splits)
 
 
-def test_no_name_stands_for_two_kinds() -> None:
+def test_names_of_kinds_are_unique() -> None:
     seen = Counter(normalize(name) for kind in Kind for split in SPLITS for name in names(kind, split))
     assert set(seen.values()) == {1}
 
@@ -115,7 +115,7 @@ def test_the_expert_answers_everything_in_as_many_searches_as_hops(split: str) -
         assert steps == hops[info["task_type"]] + 1
 
 
-def test_the_expert_says_what_it_cannot_do() -> None:
+def test_expert_reports_unknown_requests() -> None:
     with pytest.raises(UsageError, match="no question of the fact world"):
         SearchExpert().act("How are you?")
     expert = SearchExpert()
@@ -191,7 +191,7 @@ def test_the_tool_searches_and_keeps_a_step_for_the_answer() -> None:
     assert env.step("<answer>x</answer>")[2]
 
 
-def test_an_episode_goes_on_from_a_snapshot() -> None:
+def test_episode_continues_from_a_snapshot() -> None:
     env, other = SearchQA(), SearchQA()
     env.reset(options={"task_id": "test-5"})
     before = env.state_key()
@@ -230,13 +230,13 @@ def test_seeds_draw_training_questions_of_the_chosen_hops() -> None:
         ({"corpus": "a", "questions": "b/{split}", "hops": [1]}, "hops of search_qa is ignored"),
     ],
 )
-def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> None:
+def test_wrong_options_are_rejected(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         make_search_qa(**options)
 
 
 @pytest.mark.parametrize("options", [{"task": "valid-1"}, {"task_id": "none-1"}, {"task_id": "valid-300"}])
-def test_wrong_reset_options_are_refused(options: dict[str, Any]) -> None:
+def test_wrong_reset_options_are_rejected(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=r"cannot reset with these options|no such search_qa task"):
         SearchQA().reset(options=options)
 
@@ -270,7 +270,7 @@ def test_react_s_actions_solve_the_same_questions(loop: str) -> None:
         (REACT_SPEC.make, False, ""),
     ],
 )
-def test_observations_remind_of_the_moves_where_they_are_asked_to(make: Any, remind: bool | None, line: str) -> None:
+def test_observations_list_the_moves_if_enabled(make: Any, remind: bool | None, line: str) -> None:
     env = make(remind=remind)
     expert = env.expert()
     observation, _ = env.reset(options={"task_id": "valid-0"})

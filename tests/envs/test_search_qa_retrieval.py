@@ -47,7 +47,7 @@ def naive_scores(passages: list[Passage], query: str) -> list[float]:
 
 @given(st.lists(st.tuples(WORDS, WORDS).map(lambda pair: Passage(*pair)), min_size=1, max_size=12), WORDS)
 @settings(max_examples=40, deadline=None)
-def test_the_index_ranks_as_the_formula_says(passages: list[Passage], query: str) -> None:
+def test_index_ranks_by_the_formula(passages: list[Passage], query: str) -> None:
     found = BM25Index(passages).search(query, topk=5)
     scores = naive_scores(passages, query)
     best = sorted((score for score in scores if score > 0), reverse=True)[:5]
@@ -214,7 +214,7 @@ async def serve() -> AsyncIterator[Callable[[Answer], Any]]:
 
 
 @pytest.mark.parametrize("scored", [True, False])
-async def test_a_retriever_behind_http_is_asked(serve: Callable[[Answer], Any], scored: bool) -> None:
+async def test_http_retriever_is_queried(serve: Callable[[Answer], Any], scored: bool) -> None:
     asked: list[dict[str, Any]] = []
 
     async def answer(request: web.Request) -> web.Response:

@@ -65,7 +65,7 @@ def test_a_hole_ends_the_walk_without_success() -> None:
     assert (observation, reward, terminated, info["success"]) == ("S P\nF G", 0.0, True, False)
 
 
-def test_frozen_lake_goes_on_from_a_snapshot() -> None:
+def test_frozen_lake_continues_from_a_snapshot() -> None:
     env, other = FrozenLake(), FrozenLake()
     env.reset(seed=2)
     env.step("down")
@@ -89,7 +89,7 @@ def test_random_walks_over_the_lake_have_the_stated_score() -> None:
     assert abs(solved / 400 - SPEC.scores["random"]) < 0.05
 
 
-def test_a_lake_of_one_field_is_refused() -> None:
+def test_a_lake_of_one_field_is_rejected() -> None:
     with pytest.raises(UsageError, match="too small"):
         FrozenLake(size=1)
 
@@ -129,7 +129,7 @@ def test_no_two_splits_share_a_number() -> None:
     assert len(set.union(*secrets)) == sum(map(len, secrets)) > 90
 
 
-def test_guessing_goes_on_from_a_snapshot() -> None:
+def test_guessing_continues_from_a_snapshot() -> None:
     env, other = GuessNumber(), GuessNumber()
     env.reset(seed=3)
     for _ in range(9):

@@ -89,7 +89,7 @@ ON, OFF, CHECK, RESET = Verb.ON, Verb.OFF, Verb.CHECK, Verb.RESET
         ("Please turn the VPN off. " * 300, [(OFF, "VPN")]),
     ],
 )
-def test_the_customer_hears_instructions(text: str, steps: list[tuple[Any, ...]]) -> None:
+def test_customer_understands_instructions(text: str, steps: list[tuple[Any, ...]]) -> None:
     assert [tuple(step) for step in hear_instructions(text).steps] == [(*step, ())[:3] for step in steps]
 
 

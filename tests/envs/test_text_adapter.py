@@ -51,7 +51,7 @@ def test_an_action_is_a_name_or_a_number(said: str, understood: int | None) -> N
     assert adapted().parse(said) == understood
 
 
-def test_an_answer_that_is_no_action_says_what_would_be() -> None:
+def test_invalid_action_gets_an_example() -> None:
     env = adapted()
     observation, reward, terminated, truncated, info = env.step("fly away")
     assert observation == (
@@ -121,7 +121,7 @@ def test_observations_become_text(space: spaces.Space[Any], value: object, text:
         (Line(spaces.MultiBinary(2)), ("a", "b"), "these actions have no text form"),
     ],
 )
-def test_spaces_without_a_text_form_are_refused(env: Line, names: tuple[str, ...] | None, words: str) -> None:
+def test_spaces_without_a_text_form_are_rejected(env: Line, names: tuple[str, ...] | None, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         TextAdapter(env, actions=names)
 

@@ -51,7 +51,7 @@ def test_pages_are_made_from_seeds_and_fit_their_size(kind: PageKind, size: tupl
     assert len(documents) == 60
 
 
-def test_a_machine_without_chromium_is_told_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_chromium_error_has_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     with pytest.raises(UsageError, match=r"web_clicks needs Chromium.*apt-get install chromium"):
         WebClicks()
@@ -68,7 +68,7 @@ def test_a_machine_without_chromium_is_told_how_to_install_it(monkeypatch: pytes
         ({"observation": "sound"}, "unknown observation of web_clicks"),
     ],
 )
-def test_wrong_options_are_refused(options: dict[str, object], words: str) -> None:
+def test_wrong_options_are_rejected(options: dict[str, object], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         WebClicks(**options)  # type: ignore[arg-type]
 

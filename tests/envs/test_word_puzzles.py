@@ -169,7 +169,7 @@ def test_mastermind_counts_both_kinds() -> None:
         (Wordle, {"word": "label"}, ["allow", "vowel"], (2.0 - 1.5) / (5 - 1.5)),
     ],
 )
-def test_the_limit_pays_for_what_the_last_guess_has_over_the_first(
+def test_limit_rewards_the_improvement_over_the_first_guess(
     rules: type[Puzzle], state: dict[str, Any], guesses: list[str], pays: float
 ) -> None:
     env = started(rules, {**state, "guesses": []}, max_steps=2)
@@ -296,7 +296,7 @@ def crafting() -> PuzzleEnv:
     return started(Crafting, {"recipes": recipes, "goal": "box", "held": {}})
 
 
-def test_crafting_needs_what_the_recipe_says() -> None:
+def test_crafting_requires_the_recipes_ingredients() -> None:
     env = crafting()
     assert env.game.introduction().splitlines() == [
         "Recipes:",
@@ -320,7 +320,7 @@ def test_crafting_needs_what_the_recipe_says() -> None:
         assert (reward, info["valid"]) == (0.0, False)
 
 
-def test_crafting_uses_up_what_it_takes() -> None:
+def test_crafting_consumes_its_ingredients() -> None:
     env = crafting()
     env.step("get 2 tin || craft nail || get 3 oak")
     assert env.game.text() == "You have: 1 tin, 1 nail, 3 oak."
@@ -346,7 +346,7 @@ def test_the_crafting_expert_goes_as_deep_as_needed(options: dict[str, Any]) -> 
         assert reward == 1.0
 
 
-def test_experts_say_what_they_cannot_read() -> None:
+def test_experts_report_unreadable_texts() -> None:
     for rules in (Countdown, Points24, Blackjack, Crafting):
         with pytest.raises(UsageError):
             PuzzleEnv(rules).expert().act("Good morning.")

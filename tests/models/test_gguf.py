@@ -86,7 +86,7 @@ def embedding_of_file() -> Tensor:
 
 
 @pytest.mark.parametrize(("embedding_bits", "head_bits"), [(Q5, Q8), (Q8, Q5)])
-def test_two_copies_of_a_matrix_are_tied_to_the_one_with_more_bits(
+def test_copies_are_tied_to_the_one_with_more_bits(
     tmp_path: Path, embedding_bits: GGMLQuantizationType, head_bits: GGMLQuantizationType
 ) -> None:
     original = write_gguf(tmp_path / "m.gguf", weights=embedding_bits, head=(embedding_of_file(), head_bits))
@@ -99,7 +99,7 @@ def test_two_copies_of_a_matrix_are_tied_to_the_one_with_more_bits(
     assert error < 0.01  # 8 bits; with 5 it is 0.04
 
 
-def test_a_head_of_its_own_stays(tmp_path: Path) -> None:
+def test_untied_head_stays_untied(tmp_path: Path) -> None:
     embedding = embedding_of_file()
     head = embedding + 0.2 * torch.randn(embedding.shape, generator=torch.Generator().manual_seed(1)) * embedding.std()
     write_gguf(tmp_path / "m.gguf", weights=Q8, head=(head, Q8))
@@ -126,7 +126,7 @@ def test_the_format_follows_the_bits_unless_it_is_chosen(
     assert load_gguf(tmp_path / "m.gguf", dtype=asked).model.dtype is expected
 
 
-def test_model_add_says_what_it_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_model_add_reports_its_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setenv("AGENTRL_MODELS", str(tmp_path / "models"))
     write_gguf(tmp_path / "m.gguf", weights=Q5, head=(embedding_of_file(), Q8))
     with pytest.raises(SystemExit) as ended:

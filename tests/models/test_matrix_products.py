@@ -19,7 +19,7 @@ def _any_processor(monkeypatch):
 
 @pytest.mark.parametrize("shape", [(1,), (7,), (3, 5)])
 @pytest.mark.parametrize("bias", [True, False])
-def test_values_and_gradients_are_those_of_torch(shape, bias):
+def test_values_and_gradients_equal_torch(shape, bias):
     torch.manual_seed(0)
     own = nn.Linear(192, 400, bias=bias)
     model = nn.Sequential(copy.deepcopy(own))
@@ -36,7 +36,7 @@ def test_values_and_gradients_are_those_of_torch(shape, bias):
         torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-5)
 
 
-def test_only_what_is_needed_is_differentiated():
+def test_only_required_gradients_are_computed():
     inputs, weight = torch.randn(4, 300), torch.randn(300, 300, requires_grad=True)
     matrix_products.linear(inputs, weight).sum().backward()
     assert inputs.grad is None

@@ -51,7 +51,7 @@ LINEAR = {"rope_type": "linear", "factor": 8.0}
 GEMMA_3 = {"rope_theta": 2e6, "rope_local_base_freq": 2e4, "rope_scaling": LINEAR}
 
 
-def test_layers_with_rotary_settings_of_their_own_have_the_keys_of_older_versions(tmp_path: Path) -> None:
+def test_rotary_settings_per_layer_type_are_written_for_version_4(tmp_path: Path) -> None:
     config = Gemma3TextConfig(
         rope_parameters={
             "full_attention": {"rope_theta": 2e6, **LINEAR},

@@ -41,7 +41,7 @@ def test_routes_reach_to_the_last_token_but_one():
         sequence.routes.append(numbered(9, 10), computed=len(sequence) - 1)
 
 
-def test_a_fork_has_its_parents_routes_and_goes_on_where_they_end():
+def test_fork_shares_its_parents_routes_and_appends_its_own():
     parent = two_turns()
     child = parent.fork(10)
     assert len(child.routes) == 9

@@ -87,7 +87,7 @@ def test_words_of_the_corpus_become_tokens(tokenizer):
         (False, ["take", " lettuce", " 1", " from", " countertop", " 2"]),
     ],
 )
-def test_a_name_and_its_number_are_one_token_if_wanted(joined, pieces):
+def test_numbered_names_can_be_one_token(joined, pieces):
     tokenizer = build_scratch_tokenizer(CORPUS, vocab_size=400, max_context=64, numbered_names=joined)
     assert tokenizer.batch_decode([[i] for i in tokenizer.encode("take lettuce 1 from countertop 2")]) == pieces
     assert tokenizer.decode(tokenizer.encode("lettuce 12, lettuce 123.\n")) == "lettuce 12, lettuce 123.\n"

@@ -8,7 +8,7 @@ import torch
 from agentrl.models.threads import ThreadWorkers
 
 
-def test_parts_run_together_in_threads_of_their_own_and_in_order():
+def test_parts_run_concurrently_and_results_keep_their_order():
     lanes, meeting = ThreadWorkers(3), threading.Barrier(3, timeout=60)
     before = torch.get_num_threads()
 

@@ -96,7 +96,7 @@ async def test_after_a_call_that_nobody_awaited_no_answer_goes_to_an_unseen_prom
     await asyncio.sleep(0)
     late.cancel()
     await asyncio.wait({late})
-    with pytest.raises(EnvironmentFailure, match=r"the sample of .* was given up"):
+    with pytest.raises(EnvironmentFailure, match=r"the sample of .* was abandoned"):
         await env.step("2")
     await env.reset(seed=1)
     assert (await env.step("2"))[1] == 1.0

@@ -55,7 +55,7 @@ def names(record: type) -> set[str]:
     return {field.name for field in dataclasses.fields(record)}
 
 
-def test_every_fact_of_a_spec_is_told() -> None:
+def test_every_plain_field_of_a_spec_is_sent() -> None:
     told = from_json(to_json(write_served(STAIRS, {"height": 3}, OPTIONAL_PARTS, "up")))
     facts = spec_facts(read_served("http://127.0.0.1:1", told))
     assert set(facts) | CLIENTS_OWN == names(EnvironmentSpec)
@@ -111,7 +111,7 @@ def test_another_environment_has_another_fingerprint() -> None:
     assert fingerprint() == fingerprint()
 
 
-def test_an_option_changes_the_turns_that_are_told() -> None:
+def test_option_changes_the_reported_step_limit() -> None:
     assert write_served(STAIRS, {}, OPTIONAL_PARTS, "up")["spec"]["max_turns"] == 7
     assert write_served(STAIRS, {"max_steps": 5}, OPTIONAL_PARTS, "up")["spec"]["max_turns"] == 5
 
@@ -183,7 +183,7 @@ def test_a_proxys_page_is_tried_again_if_its_server_may_come_back(status: int, k
     assert type(Link("http://127.0.0.1:1")._read("/v1/info", status, b"<html>Bad gateway</html>")) is kind
 
 
-async def test_a_seed_counts_for_one_sample() -> None:
+async def test_seed_applies_to_one_sample() -> None:
     sent = []
 
     async def call(method: Any, *arguments: Any) -> str:
@@ -196,7 +196,7 @@ async def test_a_seed_counts_for_one_sample() -> None:
     assert sent == [("sample", 5), ("sample", None), ("sample", None)]
 
 
-def test_tasks_and_messages_arrive_whole() -> None:
+def test_tasks_and_messages_round_trip() -> None:
     task = Task(
         id="a",
         environment="here",

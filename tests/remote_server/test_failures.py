@@ -51,7 +51,7 @@ async def test_snapshots_pictures_and_odd_texts_arrive(serve: Any) -> None:
 
 
 @pytest.mark.parametrize("lost", ["PUT", "reset", "step", "expert_action", "snapshot", "call_tool"])
-async def test_a_lost_answer_is_asked_for_again_and_nothing_is_done_twice(serve: Any, proxy: Any, lost: str) -> None:
+async def test_lost_answer_is_requested_again_without_a_second_execution(serve: Any, proxy: Any, lost: str) -> None:
     between = proxy(serve(STAIRS).url)
     env = await make(between.url)
     left = iter((True, True))
@@ -123,7 +123,7 @@ async def test_a_killed_server_ends_the_episode_with_its_address(serve: Any) -> 
     await pool.close()
 
 
-async def test_an_expired_lease_ends_an_episode_and_the_next_one_begins_a_session(serve: Any) -> None:
+async def test_expired_lease_ends_the_episode_and_the_next_opens_a_session(serve: Any) -> None:
     running = serve(STAIRS)
     env = await begun(running.url)
     await asyncio.to_thread(running.expire)
@@ -167,7 +167,7 @@ async def test_a_step_that_was_given_up_is_finished_before_the_next_one(serve: A
     await env.close()
 
 
-async def test_the_state_after_a_step_that_was_given_up_is_not_the_one_before_it(serve: Any) -> None:
+async def test_abandoned_step_still_changes_the_state(serve: Any) -> None:
     env = await begun(serve(STAIRS).url)
     state_key = optional_part(env, "state_key")
     assert await state_key() == "0"
@@ -284,7 +284,7 @@ async def _nothing(_: web.Request) -> web.Response:
         (_nothing, r"no environment server found at \S+: got status 404"),
     ],
 )
-def test_other_servers_are_told_apart(loop_thread: Any, answer: Any, words: str) -> None:
+def test_other_servers_are_detected(loop_thread: Any, answer: Any, words: str) -> None:
     with pytest.raises(UsageError) as error:
         resolve_environment(other_server(loop_thread, answer))
     assert re.search(words, str(error.value))
@@ -297,13 +297,13 @@ def test_other_servers_are_told_apart(loop_thread: Any, answer: Any, words: str)
         ("http://:80", "http://:80 is not a valid URL"),
     ],
 )
-def test_a_wrong_address_is_told(url: str, words: str) -> None:
+def test_wrong_url_is_reported(url: str, words: str) -> None:
     with pytest.raises(UsageError) as error:
         resolve_environment(url)
     assert words in str(error.value)
 
 
-def test_a_split_or_an_option_that_is_not_there_is_told(serve: Any) -> None:
+def test_unknown_split_or_option_is_reported(serve: Any) -> None:
     spec = resolve_environment(serve(STAIRS).url)
     with pytest.raises(TypeError, match="size"):
         spec.make(size=3)

@@ -46,7 +46,7 @@ def test_a_silent_server_is_named_with_the_question_and_the_seconds(mute: str, m
     )
 
 
-async def test_an_answer_has_a_timeout_and_is_asked_for_again_until_patience_ends(mute: str) -> None:
+async def test_unanswered_request_is_retried_until_the_timeout(mute: str) -> None:
     link = Link(mute)
     with pytest.raises(RequestTimeout, match=rf"{mute} is silent: got no answer to GET /x in 0.05 s; [2-9] tries"):
         await link.ask("GET", "/x", patience_s=0.2, answer_s=0.05)
@@ -100,7 +100,7 @@ def taken(route: str) -> int:
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
-async def test_tasks_are_fetched_in_the_order_of_the_draws(serve: Any, proxy: Any, shuffle: bool) -> None:
+async def test_tasks_are_fetched_in_sampling_order(serve: Any, proxy: Any, shuffle: bool) -> None:
     between = proxy(serve(STAIRS).url)
     asked: list[int] = []
     between.loses = lambda route: asked.append(taken(route))
@@ -167,7 +167,7 @@ async def test_a_frozen_server_blocks_neither_the_event_loop_nor_the_end_of_the_
         thaw.set()
 
 
-async def test_a_server_that_stays_silent_ends_the_run_with_its_address(
+async def test_unresponsive_server_ends_the_run_and_is_named(
     serve: Any, proxy: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client, "TASKS_S", 0.1)
@@ -186,7 +186,7 @@ async def test_a_server_that_stays_silent_ends_the_run_with_its_address(
         await scheduler.close()
 
 
-async def test_a_server_that_sends_too_few_tasks_is_an_environment_failure(serve: Any, proxy: Any) -> None:
+async def test_too_few_tasks_from_a_server_are_an_environment_failure(serve: Any, proxy: Any) -> None:
     spec = await asyncio.to_thread(resolve_environment, serve(STAIRS).url)
     source = await asyncio.to_thread(spec.tasks, "valid")
     with pytest.raises(EnvironmentFailure, match="wrong number of tasks of valid, from index 3 of 250: got 1"):

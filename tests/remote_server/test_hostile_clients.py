@@ -61,7 +61,7 @@ def head(method: str, route: str, *lines: bytes, host: bytes = b"127.0.0.1") -> 
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "", "localhost.evil"])
-def test_a_site_that_was_made_to_lead_here_is_refused(url: str, host: str) -> None:
+def test_dns_rebinding_is_rejected(url: str, host: str) -> None:
     assert status(say(url, head("GET", "/v1/info", host=host.encode()))) == 403
 
 
@@ -104,7 +104,7 @@ NESTED = b'{"number": 2, "action": "up", "x": ' + b"[" * 200 + b"]" * 200 + b"}"
         "{}".encode("utf-16"),
     ],
 )
-def test_what_is_no_request_is_refused_and_changes_nothing(url: str, body: bytes) -> None:
+def test_invalid_requests_are_rejected_without_effect(url: str, body: bytes) -> None:
     said = ask(url, "POST", f"{SESSION}/step", body)
     assert (said.status, said.kind) == (400, "request")
     assert ask(url, "POST", f"{SESSION}/step", {"number": 2, "action": "up"}).status == 200
@@ -133,7 +133,7 @@ def test_a_body_that_is_announced_as_too_long_is_not_read(url: str) -> None:
     assert status(say(url, head("PUT", SESSION, JSON, length))) == 413
 
 
-def test_an_endless_body_is_refused_when_it_is_too_long(url: str) -> None:
+def test_endless_body_is_rejected_at_the_size_limit(url: str) -> None:
     piece = b"10000\r\n" + b" " * 65536 + b"\r\n"
     with connect(url) as connection:
         connection.sendall(head("POST", f"{SESSION}/step", JSON, b"Transfer-Encoding: chunked\r\n"))
@@ -152,7 +152,7 @@ def test_an_endless_body_is_refused_when_it_is_too_long(url: str) -> None:
     assert status(answer) == 413
 
 
-def test_a_bomb_is_refused_by_what_comes_out_of_it(url: str) -> None:
+def test_compression_bomb_is_rejected_by_its_decompressed_size(url: str) -> None:
     data = gzip.compress(b" " * (8 * MAX_CALL_BYTES))
     lines = JSON, b"Content-Encoding: gzip\r\n", b"Content-Length: %d\r\n" % len(data)
     assert status(say(url, head("POST", f"{SESSION}/step", *lines) + data)) == 413
@@ -181,7 +181,7 @@ def test_a_bomb_is_refused_by_what_comes_out_of_it(url: str) -> None:
         head("PUT", "/v1/sessions/%2e%2e%2f%2e%2e%2f", JSON, b"Content-Length: 2\r\n") + b"{}",
     ],
 )
-def test_what_is_odd_in_a_request_is_the_clients_fault(url: str, request_bytes: bytes) -> None:
+def test_malformed_http_is_a_client_error(url: str, request_bytes: bytes) -> None:
     assert 400 <= status(say(url, request_bytes)) < 500
     assert ask(url, "GET", "/v1/info").status == 200
 
@@ -301,7 +301,7 @@ WRONG_CALLS = [
 ]
 
 
-async def test_wrong_types_are_refused_before_they_reach_a_sandbox() -> None:
+async def test_wrong_types_are_rejected_before_the_sandbox() -> None:
     served = ServedSandbox(_NoSandbox(), lambda: 0.0)
     for number, call in enumerate(WRONG_CALLS):
         method, body = call
@@ -328,14 +328,14 @@ async def test_wrong_types_are_refused_before_they_reach_a_sandbox() -> None:
         {"demanded": [[]], "limits": {"seconds": -1}},
     ],
 )
-def test_wishes_of_other_types_are_refused(wanted: dict[str, Any]) -> None:
+def test_limits_of_wrong_types_are_rejected(wanted: dict[str, Any]) -> None:
     server = SandboxServer(SandboxSpec(), ServerSettings())
     with pytest.raises((Refusal, UsageError)) as caught:
         server._narrow_spec({"env": {}, **wanted})
     assert error_answer(caught.value).status == 400
 
 
-def test_bounds_of_bodies_follow_what_a_sandbox_holds() -> None:
+def test_body_size_limits_follow_the_sandbox_limits() -> None:
     small = Limits(file_bytes=2**20, disk_bytes=2**24)
     assert largest_request("write", small) < 8 * 2**20
     assert largest_request("restore", small) < 32 * 2**20

@@ -71,7 +71,7 @@ async def test_a_session_plays_an_episode(serve: Any, mode: str) -> None:
     assert running.count() == 0
 
 
-async def test_sessions_are_separate_and_one_that_failed_starts_again(serve: Any) -> None:
+async def test_sessions_are_separate_and_restart_after_a_failure(serve: Any) -> None:
     url = serve(STAIRS, kind=MCPServer).url
     async with connected(url) as one, connected(url) as two:
         for client in (one, two):
@@ -125,7 +125,7 @@ async def test_pictures_are_content(serve: Any) -> None:
         assert [part.type for part in taken.content] == ["text", "image"]
 
 
-async def test_a_token_is_required_and_foreign_names_are_refused(serve: Any) -> None:
+async def test_token_is_required_and_foreign_host_names_are_rejected(serve: Any) -> None:
     guarded, open_one = serve(STAIRS, kind=MCPServer, token="secret").url, serve(STAIRS, kind=MCPServer).url
     async with aiohttp.ClientSession() as http:
         for url, headers, status in [
@@ -150,7 +150,7 @@ async def test_silent_connections_do_not_lock_clients_out(serve: Any, monkeypatc
     writer.close()
 
 
-async def test_a_request_whose_body_is_late_is_refused_and_closed(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_request_with_a_late_body_is_rejected_and_closed(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mcp_server, "BODY_S", 0.05)
     url = serve(STAIRS, kind=MCPServer).url
     host, port = url.removeprefix("http://").removesuffix("/mcp").split(":")
@@ -170,7 +170,7 @@ class Acting(Stairs):
         self.tools[0].name = "act"
 
 
-async def test_a_tool_named_like_one_of_the_servers_is_refused() -> None:
+async def test_tool_with_a_reserved_name_is_rejected() -> None:
     spec = EnvironmentSpec(name="acting", make=Acting, tasks=STAIRS.tasks)
     server = MCPServer(spec, {}, ServerSettings())
     with pytest.raises(UsageError, match="have the same names as the MCP server's own tools: got act"):

@@ -67,7 +67,7 @@ async def test_an_episode(serve: Any) -> None:
         assert (await one.ask("reset", split="train", index=8))["metadata"]["steps"] == 0
 
 
-async def test_sessions_without_a_choice_play_different_tasks_and_a_seed_chooses_one(serve: Any) -> None:
+async def test_sessions_play_different_tasks_by_default_and_a_seed_selects_one(serve: Any) -> None:
     url = serve(STAIRS, kind=OpenEnvServer).url
     async with Socket(url) as one, Socket(url) as two:
         started = [(await socket.ask("reset"))["metadata"]["task_id"] for socket in (one, one, two)]
@@ -97,7 +97,7 @@ async def test_sessions_without_a_choice_play_different_tasks_and_a_seed_chooses
         ('{"type": "step", "data": {"action": "unsendable"}}', "EXECUTION_ERROR", "cannot be sent"),
     ],
 )
-async def test_a_wrong_message_is_answered_and_the_session_goes_on(
+async def test_invalid_message_gets_an_error_and_the_session_continues(
     serve: Any, message: str, code: str, words: str
 ) -> None:
     async with Socket(serve(STAIRS, kind=OpenEnvServer).url) as one:
@@ -118,7 +118,7 @@ async def test_after_a_failure_a_reset_gets_another_environment(serve: Any) -> N
         assert Stairs.made == made + 1
 
 
-async def test_tools_are_listed_called_and_refused(serve: Any) -> None:
+async def test_tools_are_listed_and_called_and_unknown_ones_rejected(serve: Any) -> None:
     async with Socket(serve(STAIRS, kind=OpenEnvServer).url) as one:
         listed = (await one.ask("step", type="list_tools"))["observation"]["tools"]  # before an episode
         assert [tool["name"] for tool in listed] == ["look_around", "stumble"]
@@ -142,7 +142,7 @@ async def test_tools_are_listed_called_and_refused(serve: Any) -> None:
         ]
 
 
-async def test_a_session_too_many_is_refused_and_an_unused_one_ends(serve: Any) -> None:
+async def test_excess_session_is_rejected_and_an_unused_one_ends(serve: Any) -> None:
     running = serve(STAIRS, kind=OpenEnvServer, max_sessions=1)
     async with Socket(running.url) as one:
         await one.ask("reset", index=1)
@@ -246,7 +246,7 @@ async def test_the_adapter_offers_the_tools(serve: Any) -> None:
     await env.close()
 
 
-def test_an_environment_with_roles_of_the_runtime_is_refused() -> None:
+def test_environment_with_runtime_roles_is_rejected() -> None:
     spec = resolve_environment("retail")
     with pytest.raises(UsageError, match=r"roles that the run plays.*Serve it without --protocol"):
         OpenEnvServer(spec, {"customer": "role"}, ServerSettings())

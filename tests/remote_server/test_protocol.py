@@ -91,7 +91,7 @@ def test_a_transcript_as_the_documentation_shows_it(client: Client) -> None:
     assert client.call(4, "step", action="up").kind == "session"
 
 
-def test_a_repeated_request_is_answered_again_and_done_once(client: Client) -> None:
+def test_repeated_request_is_answered_again_and_executed_once(client: Client) -> None:
     before = Stairs.steps
     first = client.call(2, "step", action="up")
     assert client.call(2, "step", action="up") == first
@@ -149,15 +149,13 @@ def test_a_wrong_number_changes_nothing(
         ("step", {"action": "unsendable"}, "environment", "TypeError: a object has no JSON form"),
     ],
 )
-def test_what_cannot_be_done_is_answered_with_its_kind(
-    client: Client, method: str, arguments: dict[str, Any], kind: str, words: str
-) -> None:
+def test_errors_have_their_kind(client: Client, method: str, arguments: dict[str, Any], kind: str, words: str) -> None:
     said = client.call(2, method, **arguments)
     assert said.kind == kind
     assert words in said.message
 
 
-def test_requests_that_are_not_understood_are_refused(client: Client) -> None:
+def test_malformed_requests_are_rejected(client: Client) -> None:
     def refused(method: str, route: str, body: Any = None, **headers: str) -> str:
         said = ask(client.url, method, route, body, **headers)
         assert said.status in (400, 404, 405, 413)
@@ -178,7 +176,7 @@ def test_requests_that_are_not_understood_are_refused(client: Client) -> None:
     assert "Too Large" in refused("POST", f"{SESSION}/step", b" " * (MAX_REQUEST_BYTES + 1))
 
 
-def test_sessions_are_limited_and_opening_one_again_changes_nothing(serve: Any) -> None:
+def test_sessions_are_limited_and_opening_is_idempotent(serve: Any) -> None:
     running = serve(STAIRS, max_sessions=1)
     client = Client(running.url)
     client.call(1, "reset", seed=3, options={})
@@ -205,7 +203,7 @@ def test_an_abandoned_session_is_closed_and_its_environment_used_again(serve: An
     assert Stairs.made == made
 
 
-def test_a_number_belongs_to_one_method(client: Client) -> None:
+def test_request_number_cannot_be_reused_for_another_method(client: Client) -> None:
     first = client.call(2, "state_key")
     assert first.status == 200
     assert client.call(2, "snapshot").kind == "number"
@@ -224,7 +222,7 @@ def test_an_environment_that_failed_is_not_used_again(serve: Any, action: str) -
     assert (Stairs.made, Stairs.closed) == (made + 1, closed + 1)
 
 
-def test_a_token_is_asked_for_everywhere_but_for_health(serve: Any) -> None:
+def test_token_is_required_except_for_health(serve: Any) -> None:
     running = serve(STAIRS, token="secret")
     assert ask(running.url, "GET", "/health").status == 200
     for token, words in ((None, "no token"), ("secreu", "wrong token"), ("", "wrong token"), ("\xe9", "wrong token")):
@@ -243,7 +241,7 @@ class Locked(Stairs):
         return super().reset(**words)
 
 
-def test_tools_of_an_earlier_episode_are_gone(serve: Any) -> None:
+def test_tools_of_an_earlier_episode_are_removed(serve: Any) -> None:
     client = Client(serve(dataclasses.replace(STAIRS, make=Locked)).url)
     for number, seed in ((1, 3), (3, 4)):
         assert client.call(number, "reset", seed=seed, options={}).status == 200
@@ -252,7 +250,7 @@ def test_tools_of_an_earlier_episode_are_gone(serve: Any) -> None:
     assert "expected look_4" in said.message
 
 
-def test_options_of_the_server_come_before_those_of_the_spec(serve: Any) -> None:
+def test_server_options_override_the_specs(serve: Any) -> None:
     spec = dataclasses.replace(STAIRS, make=lambda height, width: Stairs(), options={"height": 1, "width": 2})
     told = ask(serve(spec, {"height": 3}).url, "GET", "/v1/info").body
     assert told["spec"]["options"] == {"height": 3, "width": 2}

@@ -153,7 +153,7 @@ def test_a_remote_environment_may_itself_live_in_a_worker_process(serve: Any) ->
     assert there == expected
 
 
-def test_the_spec_and_the_tasks_are_those_of_the_server(serve: Any) -> None:
+def test_spec_and_tasks_equal_the_servers(serve: Any) -> None:
     remote = resolve_environment(serve(STAIRS).url + "/")
     for fact in ("description", "instructions", "tool_instructions", "max_turns", "reward_range", "splits", "scores"):
         assert getattr(remote, fact) == getattr(STAIRS, fact)
@@ -170,7 +170,7 @@ def test_the_spec_and_the_tasks_are_those_of_the_server(serve: Any) -> None:
     assert optional_part(env, "state_key") is not None
 
 
-async def test_a_served_environment_that_shows_images_says_so(serve: Any) -> None:
+async def test_served_environment_reports_image_observations(serve: Any) -> None:
     pictures = dataclasses.replace(WAITING, make=lambda **_: Waiting(), images_of=lambda **options: options["size"] > 1)
     for size, shows in ((2, True), (1, False)):
         spec = await asyncio.to_thread(resolve_environment, serve(pictures, {"size": size}).url)

@@ -100,7 +100,7 @@ async def test_a_tool_that_ends_the_episode_decides_its_success() -> None:
         await session.close()
 
 
-async def test_tasks_that_cannot_be_loaded_are_named() -> None:
+async def test_error_names_tasks_that_cannot_be_loaded() -> None:
     async with shop() as host:
         session = host.open()
         with pytest.raises(UsageError, match="the split valid of environment shop has no tasks"):

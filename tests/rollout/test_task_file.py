@@ -84,6 +84,6 @@ def test_a_file_of_another_kind_is_named(tmp_path, name, message):
         read_tasks(tmp_path / name, environment="e")
 
 
-def test_an_absent_file_is_named(tmp_path):
+def test_error_names_the_missing_file(tmp_path):
     with pytest.raises(UsageError, match="cannot read task file"):
         read_tasks(tmp_path / "none.jsonl", environment="e")

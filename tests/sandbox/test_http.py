@@ -43,7 +43,7 @@ async def test_served_sandboxes_keep_the_rules(server: SandboxServer, rule: str)
     assert report.passed, report
 
 
-async def test_a_repeated_call_is_done_once(server: SandboxServer):
+async def test_repeated_call_is_executed_once(server: SandboxServer):
     async with aiohttp.ClientSession() as session:
         place = f"{server.url}{SANDBOXES}/name-of-it"
         for _ in range(2):
@@ -76,7 +76,7 @@ async def test_clients_get_no_more_than_the_server_gives(server: SandboxServer):
         await open_sandbox({"type": "http", "url": server.url, "image": "debian"}).start()
 
 
-async def test_a_sandbox_that_nobody_asks_for_is_closed(server: SandboxServer):
+async def test_unused_sandbox_is_closed(server: SandboxServer):
     now = 0.0
     server._clock = lambda: now
     sandbox = open_sandbox({"type": "http", "url": server.url})
@@ -88,7 +88,7 @@ async def test_a_sandbox_that_nobody_asks_for_is_closed(server: SandboxServer):
     await sandbox.close()
 
 
-async def test_the_token_is_asked_for(monkeypatch: pytest.MonkeyPatch):
+async def test_token_is_required(monkeypatch: pytest.MonkeyPatch):
     served = SandboxServer(SandboxSpec(), ServerSettings(token="secret"))
     await served.start()
     spec = {"type": "http", "url": served.url}
@@ -110,7 +110,7 @@ async def test_a_lost_server_is_a_failure_of_the_machinery():
             open_sandbox({"type": "http", **spec})
 
 
-async def test_a_full_server_is_asked_again(server: SandboxServer):
+async def test_requests_to_a_full_server_are_retried(server: SandboxServer):
     spec = {"type": "http", "url": server.url}
     opened = [open_sandbox(spec) for _ in range(8)]
     await asyncio.gather(*(sandbox.start() for sandbox in opened))

@@ -38,21 +38,21 @@ async def test_variables_stay_until_the_interpreter_is_closed() -> None:
 
 
 @pytest.mark.parametrize("code", [3, 0, 126, 127, 137])
-async def test_one_that_ends_tells_its_own_exit_code_and_another_begins(code: int) -> None:
+async def test_ended_interpreter_reports_its_exit_code_and_is_replaced(code: int) -> None:
     async with opened() as (_, interpreter):
         lost = ExecutionResult(raised=True, lost=f"The interpreter ended with exit code {code}.")
         assert await interpreter.run(f"import os; os._exit({code})") == lost
         assert await interpreter.run("1") == ExecutionResult(output="1\n")
 
 
-async def test_one_that_ended_between_two_pieces_is_told_too() -> None:
+async def test_interpreter_that_ended_between_two_calls_is_reported() -> None:
     async with opened() as (sandbox, interpreter):
         await interpreter.run("import os, signal; open('pid', 'w').write(str(os.getpid()))")
         await sandbox.exec("kill -9 $(cat pid); while kill -0 $(cat pid) 2>/dev/null; do :; done")
         assert (await interpreter.run("1")).lost == "The interpreter ended with exit code 137."
 
 
-async def test_code_that_takes_too_long_is_stopped_and_variables_stay() -> None:
+async def test_code_that_takes_too_long_is_interrupted_and_variables_are_kept() -> None:
     async with opened(seconds=0.5) as (_, interpreter):
         assert (await interpreter.run("x = 1")).output == ""
         stopped = await interpreter.run("while True: pass")
@@ -77,7 +77,7 @@ CLOSED = "import os\nos.closerange(3, 100)\nwhile True: pass"
     ],
     ids=["stubborn", "strange", "closed"],
 )
-async def test_one_that_goes_on_is_killed_and_no_exit_code_is_told(
+async def test_hanging_interpreter_is_killed_without_an_exit_code(
     code: str, changes: dict[str, float], told: str
 ) -> None:
     async with opened(**changes) as (_, interpreter):

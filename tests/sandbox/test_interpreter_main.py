@@ -61,11 +61,11 @@ def program():
         ("import sys; sys.stdin.read()", "''\n"),
     ],
 )
-def test_what_code_shows(program, code, output):
+def test_output_of_code(program, code, output):
     assert program.run(code) == output
 
 
-def test_variables_stay(program):
+def test_variables_persist(program):
     program.run("def twice(n):\n    return 2 * n\nkept = twice(4)")
     assert program.run("kept") == "8\n"
     assert program.run("_ + 1") == "9\n"

@@ -13,7 +13,7 @@ from agentrl.sandbox.local import UNCONFINED
 OPEN: dict[str, Any] = {"network": "all", "options": {"unconfined": UNCONFINED}}
 
 
-async def test_a_lease_begins_again_with_every_call() -> None:
+async def test_each_call_renews_the_lease() -> None:
     now = 1_000.0
     server = SandboxServer(SandboxSpec(**OPEN), ServerSettings(lease_s=10), clock=lambda: now)
     await server.start()

@@ -148,7 +148,7 @@ async def test_commands_that_cannot_be_started_say_why():
                 await sandbox.exec(command, env=env)
 
 
-async def test_a_path_that_nobody_can_write_is_named():
+async def test_error_names_the_path_that_cannot_be_written():
     async with open_sandbox() as sandbox:
         with pytest.raises(SandboxFileError, match=r"a path is invalid: got 'a\\ud800'"):
             await sandbox.write("a\ud800", b"x")
@@ -156,7 +156,7 @@ async def test_a_path_that_nobody_can_write_is_named():
         assert [entry.name for entry in await sandbox.list()] == ["a\udcff"]
 
 
-async def test_a_closed_sandbox_says_so():
+async def test_calls_of_a_closed_sandbox_raise():
     sandbox = open_sandbox()
     await sandbox.start()
     await sandbox.close()
@@ -181,7 +181,7 @@ async def test_the_specs_files_variables_and_folders_are_there(shared: Path):
     assert os.listdir(shared) == ["data.txt"]
 
 
-async def test_further_folders_can_be_written_and_the_working_folder_named():
+async def test_writable_folders_and_the_working_folder_are_options():
     options = {"writable": ["/logs", "/opt/task/data"], "folder": "/app"}
     async with open_sandbox({"options": options}) as sandbox:
         await sandbox.write("a.txt", b"1")
@@ -245,8 +245,8 @@ async def test_without_walls_only_in_these_words():
         ({"network": 3}, "expected a word, or a list of hosts"),
         ({"network": ["example.org", "all"]}, "sandbox.network is invalid"),
         ({"network": ["https://example.org"]}, "Remove any scheme and path"),
-        ({"network": "gateway"}, "only the sandbox of the external loop's program"),
-        ({"network": ["gateway", "example.org"]}, "only the sandbox of the external loop's program"),
+        ({"network": "gateway"}, "only the external loop's sandbox"),
+        ({"network": ["gateway", "example.org"]}, "only the external loop's sandbox"),
         ({"options": {"unconfined": UNCONFINED}}, "can use this machine's whole network: got network none"),
         ({"network": ["example.org"], "options": {"unconfined": UNCONFINED}}, "can use this machine's whole network"),
         ({"options": {"readible": ["/usr"]}}, "option of local sandboxes is invalid"),
@@ -269,12 +269,12 @@ async def test_without_walls_only_in_these_words():
         ({"type": "locl"}, "Did you mean 'local'"),
     ],
 )
-def test_a_spec_that_needs_nothing_is_refused(spec, message):
+def test_unsupported_specs_are_rejected(spec, message):
     with pytest.raises(UsageError, match=message):
         open_sandbox(spec)
 
 
-def test_a_machine_that_needs_nothing_but_bubblewrap_hears_of_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_error_suggests_installing_bubblewrap(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UsageError, match="apt-get install bubblewrap"):
         find_bubblewrap()
@@ -292,7 +292,7 @@ def test_numbers_of_system_calls_are_the_kernels():
     assert len(known.keys() & told.keys()) > 40
 
 
-def test_the_filter_needs_nothing_but_a_known_processor():
+def test_filter_depends_only_on_a_known_processor():
     assert len(filter_program(is_memory_counted=False, machine="aarch64")) % 8 == 0
     with pytest.raises(UsageError, match="expected x86_64 or aarch64"):
         filter_program(is_memory_counted=True, machine="riscv64")
@@ -333,7 +333,7 @@ def test_run_prints_the_output_and_ends_with_the_commands_code():
 
 
 @pytest.mark.slow
-def test_run_begins_its_notices_on_a_line_of_their_own():
+def test_notices_start_on_a_new_line():
     command = [*AGENTRL, "sandbox", "run", "--set", "limits.output_bytes=3", "--", "echo", "hello"]
     ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     assert ended.stdout == "hel\noutput beyond the limit was dropped\n"

@@ -56,6 +56,6 @@ async def test_a_sandbox_without_walls_is_not_attacked():
         await check_sandbox({"type": "local", "network": "all", "options": {"unconfined": UNCONFINED}})
 
 
-async def test_an_unknown_rule_gets_the_nearest_name():
+async def test_unknown_rule_suggests_the_nearest_name():
     with pytest.raises(UnknownNameError, match="Did you mean 'stops a fork bomb'"):
         await check_sandbox("local", only=["stops a fork bom"])

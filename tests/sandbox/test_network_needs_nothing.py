@@ -40,7 +40,7 @@ LISTED = AllowList.read(
         ("93.184.216.34:443", True),
     ],
 )
-def test_an_entry_stands_for_its_own_hosts_and_ports(place, is_allowed):
+def test_entry_matches_only_its_hosts_and_ports(place, is_allowed):
     host, port = read_place(place)
     assert LISTED.permits(host, port) is is_allowed
 
@@ -56,7 +56,7 @@ def test_an_entry_stands_for_its_own_hosts_and_ports(place, is_allowed):
         ("10.0.0.6", 82, False),
     ],
 )
-def test_a_listed_name_may_lead_to_public_addresses_and_to_those_listed_themselves(address, port, may_lead):
+def test_listed_names_may_resolve_to_public_or_listed_addresses(address, port, may_lead):
     hosts = AllowList.read(["example.org", "10.0.0.5:82"])
     assert hosts.permits_address(ipaddress.ip_address(address), port) is may_lead
 
@@ -69,7 +69,7 @@ def test_a_listed_name_may_lead_to_public_addresses_and_to_those_listed_themselv
         *("a" * 64 + ".com", ".".join(["a" * 60] * 5), "a\r\nb", "a:b:c", "a:0", "a:65536", "a:٣"),
     ],
 )
-def test_what_is_no_host_in_the_usual_notation_is_refused(text):
+def test_unusual_host_notations_are_rejected(text):
     with pytest.raises(ValueError, match=r"."):
         read_place(text)
 
@@ -86,7 +86,7 @@ def test_what_is_no_host_in_the_usual_notation_is_refused(text):
         ("a.org:http", "invalid"),
     ],
 )
-def test_an_entry_that_is_not_understood_is_refused(entry, complaint):
+def test_invalid_entries_are_rejected(entry, complaint):
     with pytest.raises(UsageError, match=complaint):
         AllowList.read([entry])
 
@@ -100,12 +100,12 @@ def test_an_entry_that_is_not_understood_is_refused(entry, complaint):
         *("2002:7f00:1::", "2001:0:4136:e378:8000:63bf:3fff:fdd2", "2001:db8::1", "64:ff9b:1::1"),
     ],
 )
-def test_no_name_leads_to_an_address_that_is_not_public(address):
+def test_non_public_addresses(address):
     assert not is_public(ipaddress.ip_address(address))
 
 
 @pytest.mark.parametrize("address", ["93.184.216.34", "2606:2800:220:1::1", "64:ff9b::93.184.216.34"])
-def test_names_lead_to_public_addresses(address):
+def test_public_addresses(address):
     assert is_public(ipaddress.ip_address(address))
 
 
@@ -145,7 +145,7 @@ def test_names_lead_to_public_addresses(address):
         ),
     ],
 )
-def test_a_head_that_two_servers_could_read_differently_is_refused(head):
+def test_ambiguous_request_heads_are_rejected(head):
     with pytest.raises(ProxyRefusal) as refused:
         read_request(f"{head}\r\n\r\n".encode())
     assert refused.value.status == 400
@@ -229,7 +229,7 @@ async def test_a_name_that_is_not_listed_is_not_even_looked_up():
         assert talk.asked == []
 
 
-async def test_a_name_is_looked_up_once_and_what_was_checked_is_connected_to():
+async def test_name_is_resolved_once_and_the_checked_address_is_used():
     rebinding = {"a.com": ["127.0.0.1", "93.184.216.34"]}
     async with proxied("a.com:PORT", names=rebinding) as talk:
         assert (await talk("CONNECT a.com:PORT HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 403 ")
@@ -240,13 +240,13 @@ async def test_a_name_is_looked_up_once_and_what_was_checked_is_connected_to():
         assert (await talk("CONNECT a.com:PORT HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 403 ")
 
 
-async def test_a_name_that_leads_to_this_machine_is_refused(monkeypatch):
+async def test_names_that_resolve_to_this_machine_are_rejected(monkeypatch):
     monkeypatch.setattr("agentrl.sandbox.allow_list.is_public", lambda _: True)
     async with proxied("a.com:PORT", names={"a.com": "127.0.0.1"}) as talk:
         assert b"does not resolve to a public or listed address" in await talk("CONNECT a.com:PORT HTTP/1.1\r\n\r\n")
 
 
-async def test_failures_are_told_apart(monkeypatch):
+async def test_failures_have_distinct_responses(monkeypatch):
     async def fails(name, port):
         raise OSError("no such name")
 
@@ -265,7 +265,7 @@ async def test_failures_are_told_apart(monkeypatch):
         writer.close()
 
 
-async def test_lookups_of_one_sandbox_wait_for_one_another():
+async def test_dns_lookups_of_a_sandbox_are_limited():
     running, gate, most = [0, 0], asyncio.Event(), proxy.LOOKUPS
 
     async def slow(name, port):
@@ -321,7 +321,7 @@ async def test_events_pass_as_they_come():
         ),
     ],
 )
-async def test_a_body_ends_where_its_size_says(headers, body, arrives):
+async def test_body_ends_at_its_declared_size(headers, body, arrives):
     heard = asyncio.Queue()
 
     async def keeps(reader, writer):

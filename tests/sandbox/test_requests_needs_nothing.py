@@ -75,20 +75,20 @@ async def test_a_program_that_keeps_running_has_no_deadline_of_the_sandbox() -> 
         assert (await program.read_line(), (await program.wait()).timed_out) == (b"done\n", False)
 
 
-async def test_a_file_may_be_as_large_as_is_said_and_not_larger(sandbox: Sandbox) -> None:
+async def test_file_size_limit_is_exact(sandbox: Sandbox) -> None:
     await sandbox.write("a", b"x" * 5000)
     assert await sandbox.read("a", most=5000) == b"x" * 5000
     with pytest.raises(SandboxFileError, match="cannot read"):
         await sandbox.read("a", most=4999)
 
 
-def test_ports_of_this_machine_are_those_of_its_own_address() -> None:
+def test_own_ports_are_those_listed_for_loopback() -> None:
     hosts = AllowList.read(["example.org:8443", "127.0.0.1:81", "10.0.0.5:82", "127.0.0.1:83", "127.0.0.1", "[::1]:84"])
     assert hosts.own_ports == (81, 83)
 
 
 @pytest.mark.parametrize("name", list(DEFAULT_LIMITS.non_null))
-def test_a_limit_is_demanded_if_it_is_another_one_than_the_default(name: str) -> None:
+def test_non_default_limits_are_explicit_demands(name: str) -> None:
     default = DEFAULT_LIMITS.non_null[name]
     for value in (default - 1, default + 1):
         assert changed_limits(Limits(**{**DEFAULT_LIMITS.non_null, name: value})) == [name]
@@ -99,7 +99,7 @@ def server(**fields: Any) -> SandboxServer:
     return SandboxServer(SandboxSpec(**fields), ServerSettings())
 
 
-def test_a_client_gets_the_lower_limits_and_its_own_variables() -> None:
+def test_client_gets_the_lower_limits_and_its_variables() -> None:
     served = server(
         limits=Limits(seconds=20.0, processes=40), env={"WORD": "server", "MORE": "kept"}, network="gateway"
     )
@@ -114,7 +114,7 @@ def test_a_client_gets_the_lower_limits_and_its_own_variables() -> None:
         served._narrow_spec({**wanted, "network": "all"})
 
 
-async def test_an_id_belongs_to_one_method() -> None:
+async def test_call_id_cannot_be_reused_for_another_method() -> None:
     served = SandboxServer(SandboxSpec(**OPEN), ServerSettings())
     await served.start()
     place, call = f"{served.url}{SANDBOXES}/name-of-it", {"id": "first", "command": "true", "stdin": "", "env": {}}
@@ -153,7 +153,7 @@ async def test_the_newest_answers_are_kept(monkeypatch: pytest.MonkeyPatch) -> N
         await ask("d", b"spawn")
 
 
-def test_a_commands_options_are_sent_each_in_its_own_field() -> None:
+def test_command_options_are_sent_in_separate_fields() -> None:
     sent = _write_command(["ls", "-l"], cwd="/elsewhere", env={"A": "1"}, limits=Limits(seconds=7))
     assert sent == {"command": ["ls", "-l"], "cwd": "/elsewhere", "env": {"A": "1"}, "limits": {"seconds": 7}}
     assert _write_command("ls") == {"command": "ls", "cwd": None, "env": {}, "limits": None}

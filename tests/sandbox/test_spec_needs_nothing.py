@@ -32,7 +32,7 @@ def test_plain_data_become_a_spec() -> None:
     ("network", "hosts", "uses_gateway"),
     [("none", (), False), ("all", (), False), ("gateway", (), True), (("a.org",), ("a.org",), False)],
 )
-def test_each_network_says_what_it_reaches(network: Any, hosts: tuple[str, ...], uses_gateway: bool) -> None:
+def test_reachable_hosts_of_each_network_setting(network: Any, hosts: tuple[str, ...], uses_gateway: bool) -> None:
     spec = SandboxSpec(network=network)
     assert (spec.hosts, spec.uses_gateway) == (hosts, uses_gateway)
 
@@ -73,7 +73,7 @@ def test_a_command_gets_the_lower_of_two_limits(
         ({"network": 5}, "expected a word, or a list of hosts"),
     ],
 )
-def test_what_is_not_understood_is_named(given: Any, words: str) -> None:
+def test_error_names_the_invalid_setting(given: Any, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         read_spec(given)
 

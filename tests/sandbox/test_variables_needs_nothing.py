@@ -24,7 +24,7 @@ async def spawned(sandbox: Sandbox, command: str, env: dict[str, str]) -> bytes:
     return said
 
 
-async def test_a_commands_own_variables_come_before_those_of_the_spec() -> None:
+async def test_command_variables_override_the_specs() -> None:
     async with open_sandbox(SandboxSpec(env=OF_SPEC, **OPEN)) as sandbox:
         plain = f"spec kept {sandbox.folder} fern C.UTF-8\n".encode()
         assert (await sandbox.exec(ASKED)).stdout == plain
@@ -33,7 +33,7 @@ async def test_a_commands_own_variables_come_before_those_of_the_spec() -> None:
         assert (await sandbox.exec(ASKED)).stdout == plain
 
 
-async def test_variables_of_a_spec_come_before_those_of_every_sandbox() -> None:
+async def test_spec_variables_override_the_defaults() -> None:
     spec = SandboxSpec(env={"HOME": "/own", "LANG": "C", "OMP_NUM_THREADS": "3"}, **OPEN)
     async with open_sandbox(spec) as sandbox:
         ran = await sandbox.exec("echo $HOME $LANG $OMP_NUM_THREADS $OPENBLAS_NUM_THREADS")

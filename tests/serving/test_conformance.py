@@ -116,7 +116,7 @@ async def test_the_kit_sees_that_a_process_was_not_killed():
     report = await check_engine(lambda: ScriptedEngine(max_context=300), kill=lambda: None)
     (row,) = [row for row in report.rows if not row.passed]
     assert row.check == "killed engine"
-    assert row.detail == "a request that ran at the kill did not raise EngineError"
+    assert row.detail == "a request that was running at the kill did not raise EngineError"
 
 
 async def test_a_request_that_is_over_before_it_is_seen_is_told():

@@ -97,7 +97,7 @@ async def test_what_a_host_must_not_do_is_told(desk, entry, site, path, words):
         ("page", "not the address of a page"),
     ],
 )
-async def test_other_addresses_are_refused(desk, entry, url, words):
+async def test_other_addresses_are_rejected(desk, entry, url, words):
     async with desk() as tools:
         assert words in await tools.error(entry, url=url)
 

@@ -59,7 +59,7 @@ def test_the_example_learns(
     assert float(then) > 0.85
 
 
-def test_what_a_client_reads_about_its_model(service: Any) -> None:
+def test_model_description_for_clients(service: Any) -> None:
     trainer = trainer_of(service, rank=3)
     info = trainer.get_info()
     assert (info.model_data.model_name, info.is_lora, info.lora_rank) == ("tiny", True, 3)
@@ -97,7 +97,7 @@ def test_samples_and_their_numbers(service: Any) -> None:
     assert last[2:] == pytest.approx(logprobs_of(sampler, 1, 2, 3, 4)[2:], abs=1e-5)
 
 
-def test_what_ends_a_sample(service: Any) -> None:
+def test_stop_conditions_of_a_sample(service: Any) -> None:
     sampler = service.create_sampling_client(base_model="tiny").result()
     prompt = types.ModelInput.from_ints([9, 8])
     whole = sampler.sample(prompt, 1, types.SamplingParams(max_tokens=6, temperature=0, stop=[])).result().sequences[0]
@@ -107,7 +107,7 @@ def test_what_ends_a_sample(service: Any) -> None:
     assert (cut.stop_reason, cut.tokens) == ("stop", whole.tokens[: whole.tokens.index(end) + 1])
 
 
-def test_a_sampler_keeps_its_weights_while_training_goes_on(serve: Callable[..., Any], client_of: Any) -> None:
+def test_sampler_keeps_its_weights_during_training(serve: Callable[..., Any], client_of: Any) -> None:
     service = client_of(serve(most_engines=1))  # every change of sampler loads weights anew
     trainer, ids = trainer_of(service), (1, 2, 3, 4, 5)
     samplers, before = [], []
@@ -130,7 +130,7 @@ def test_a_sampler_keeps_its_weights_while_training_goes_on(serve: Callable[...,
         assert answer.logprobs == pytest.approx(logprobs_of(client, 1, 2, *answer.tokens)[2:], abs=1e-4)
 
 
-def test_samples_that_run_while_training_goes_on(service: Any) -> None:
+def test_sampling_during_training(service: Any) -> None:
     trainer, ids = trainer_of(service), (1, 2, 3, 4, 5)
     step(trainer, sentence(*ids))
     sampler = trainer.save_weights_and_get_sampling_client().result()
@@ -161,7 +161,7 @@ def test_a_sampler_never_gets_the_weights_of_another(serve: Callable[..., Any], 
         logprobs_of(first, *ids)
 
 
-def test_saved_state_goes_on_as_if_nothing_had_happened(service: Any) -> None:
+def test_saved_state_continues_identically(service: Any) -> None:
     trainer, data = trainer_of(service), sentence(1, 2, 3, 4, 5)
     for _ in range(3):
         step(trainer, data)
@@ -197,7 +197,7 @@ def test_a_loss_of_the_users_own(service: Any) -> None:
     assert passed.result().metrics["seen"] == 1.0
 
 
-def test_data_in_many_requests_is_one_update(
+def test_gradients_of_several_requests_form_one_update(
     serve: Callable[..., Any], client_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = [sentence(1, 2, 3 + k, 4) for k in range(7)]
@@ -283,7 +283,7 @@ def test_requests_that_no_server_could_serve(service: Any) -> None:
 
 
 @pytest.mark.slow
-def test_two_clients_at_once_learn_what_each_learns_alone(serve: Callable[..., Any], client_of: Any) -> None:
+def test_concurrent_clients_learn_as_if_alone(serve: Callable[..., Any], client_of: Any) -> None:
     texts = {"a": sentence(1, 2, 3, 4, 5), "b": sentence(9, 8, 7, 6)}
     alone = {name: trainer_of(client_of(serve()), seed=k) for k, name in enumerate(texts)}
     losses = {name: [step(alone[name], data) for _ in range(4)] for name, data in texts.items()}
@@ -359,7 +359,7 @@ def test_a_closed_client_ends_its_runs(serve: Callable[..., Any], client_of: Any
     served = serve(most_runs=1)
     first, second = client_of(served), client_of(served)
     trainer_of(first)
-    with pytest.raises(tinker.BadRequestError, match="no room for another run"):
+    with pytest.raises(tinker.BadRequestError, match="maximum number of runs is active"):
         trainer_of(second)
     first.close("success").result(60)
     assert trainer_of(second).get_info().lora_rank == 4

@@ -35,7 +35,7 @@ def test_every_key_must_say_something(words: list[str], expected: str) -> None:
         read_service_config(words)
 
 
-def test_a_key_that_clients_refuse_is_refused(
+def test_server_rejects_keys_that_clients_reject(
     tmp_path: Path, model_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "key").write_text("no-beginning")

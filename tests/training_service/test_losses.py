@@ -93,9 +93,7 @@ def gradients(model: Any) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("rank", [4, None], ids=["adapters", "all weights"])
 @pytest.mark.parametrize("name", ["cross_entropy", "importance_sampling", "ppo", "cispo", "dro", "gspo"])
-def test_losses_and_gradients_are_those_of_plain_torch(
-    name: str, rank: int | None, base_model: Callable[..., BaseWeights]
-) -> None:
+def test_losses_and_gradients_equal_torch(name: str, rank: int | None, base_model: Callable[..., BaseWeights]) -> None:
     run = awake(TrainingRun(base_model(), RunSettings(rank=rank, seed=3)))
     data, options = [datum_of(name, length, length) for length in (9, 3, 14)], OPTIONS.get(name, {})
     expected, logprobs, model = plain(run, data, name, options)
@@ -112,7 +110,7 @@ def test_losses_and_gradients_are_those_of_plain_torch(
         torch.testing.assert_close(gradient, wanted[key], rtol=2e-3, atol=2e-4 * float(wanted[key].abs().max()))
 
 
-def test_several_targets_of_a_place_and_one_together(base_model: Callable[..., BaseWeights]) -> None:
+def test_mixed_numbers_of_targets_per_position(base_model: Callable[..., BaseWeights]) -> None:
     run = awake(TrainingRun(base_model(), SETTINGS))
     random = np.random.default_rng(1)
     wide = Datum(
@@ -210,7 +208,7 @@ def test_an_update_needs_gradients_all_of_them_and_finite_ones(base_model: Calla
 
 
 @pytest.mark.parametrize("refused", ["a part of the data is missing", "gradients are not finite"])
-def test_a_refused_update_takes_its_gradients_with_it(refused: str, base_model: Callable[..., BaseWeights]) -> None:
+def test_rejected_update_clears_its_gradients(refused: str, base_model: Callable[..., BaseWeights]) -> None:
     base = base_model()
     run, fresh = awake(TrainingRun(base, SETTINGS)), awake(TrainingRun(base, SETTINGS))
     bad, good = (datum_of("cross_entropy", length, length) for length in (9, 5))
@@ -249,7 +247,7 @@ def test_runs_share_the_base_and_nothing_else(base_model: Callable[..., BaseWeig
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("rank", [4, None], ids=["adapters", "all weights"])
-def test_what_is_saved_goes_on_to_the_last_bit(
+def test_saved_run_continues_bitwise(
     rank: int | None, dtype: str, base_model: Callable[..., BaseWeights], tmp_path: Path
 ) -> None:
     base, settings = base_model(f"model.dtype={dtype}"), RunSettings(rank=rank, seed=3)

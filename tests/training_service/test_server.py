@@ -110,7 +110,7 @@ def test_requests_are_worked_off_in_their_order_not_in_that_of_arrival(raw: Raw)
     assert found == expected[:0:-1]
 
 
-def test_a_request_that_is_sent_again_is_computed_once(raw: Raw) -> None:
+def test_retried_request_is_computed_once(raw: Raw) -> None:
     model = raw.run()
     first, again = raw.pass_(model, 1), raw.pass_(model, 1)
     assert first == again
@@ -127,7 +127,7 @@ def test_a_request_that_is_sent_again_is_computed_once(raw: Raw) -> None:
     assert raw.post("create_model", **body) == raw.post("create_model", **body)
 
 
-def test_one_result_is_fetched_by_many(raw: Raw) -> None:
+def test_result_can_be_fetched_several_times(raw: Raw) -> None:
     model = raw.run()
     _, later = raw.step(model, 2)
     with concurrent.futures.ThreadPoolExecutor(8) as threads:
@@ -228,7 +228,7 @@ def _sparse(*, rows: list[int], columns: list[int], values: list[float]) -> Any:
     return proto.Tensor(sparse_csr=matrix, dtype=1, shape=[len(rows) - 1, 2])
 
 
-def test_broken_passes_are_refused_by_name_and_the_run_goes_on(raw: Raw) -> None:
+def test_error_names_the_invalid_field_of_a_pass_and_the_run_continues(raw: Raw) -> None:
     for what, (make, expected) in BROKEN.items():
         model = raw.run()
         body = make(model)
@@ -258,7 +258,7 @@ def test_broken_passes_are_refused_by_name_and_the_run_goes_on(raw: Raw) -> None
         ("no_such_thing", b"{}", "no_such_thing is not supported here"),
     ],
 )
-def test_broken_json_is_refused_by_name(path: str, body: bytes, expected: str, raw: Raw) -> None:
+def test_error_names_the_invalid_json_field(path: str, body: bytes, expected: str, raw: Raw) -> None:
     status, answer = raw.send("POST", path, body)
     assert (status, answer["category"]) == (400, "user")
     assert expected in answer["error"]
@@ -316,7 +316,7 @@ def test_a_session_without_a_sign_of_life_ends(serve: Callable[..., Any], monkey
     assert "Make a new client from a saved state" in answer["error"]
 
 
-def test_checkpoints_are_whole_or_refused(raw: Raw, tmp_path: Path) -> None:
+def test_incomplete_checkpoints_are_rejected(raw: Raw, tmp_path: Path) -> None:
     model = raw.run()
     _, saved = raw.post("save_weights", model_id=model, seq_id=1, path="a")
     path = raw.result(saved["request_id"])["path"]
@@ -331,7 +331,7 @@ def test_checkpoints_are_whole_or_refused(raw: Raw, tmp_path: Path) -> None:
     assert (status, "trainer.pt is damaged" in answer["error"]) == (400, True)
 
 
-def test_one_server_has_a_folder(tmp_path: Path, raw: Raw) -> None:
+def test_folder_is_locked_by_one_server(tmp_path: Path, raw: Raw) -> None:
     raw.run()
     with pytest.raises(UsageError, match="another server uses the folder"):
         CheckpointStore(tmp_path / "service").lock()
@@ -346,7 +346,7 @@ def test_a_damaged_checkpoint_does_not_hide_the_others(tmp_path: Path, raw: Raw)
     assert (status, [own["checkpoint_id"] for own in found["checkpoints"]]) == (200, ["weights/b"])
 
 
-def test_a_run_that_is_unloaded_fails_what_it_was_asked(raw: Raw) -> None:
+def test_unloaded_run_fails_its_pending_requests(raw: Raw) -> None:
     model = raw.run()
     _, later = raw.step(model, 2)
     _, unloaded = raw.post("unload_model", model_id=model)
@@ -355,7 +355,7 @@ def test_a_run_that_is_unloaded_fails_what_it_was_asked(raw: Raw) -> None:
     assert raw.pass_(model, 1)[0] == 404
 
 
-def test_a_store_forgets_what_has_expired(tmp_path: Path, raw: Raw) -> None:
+def test_store_deletes_expired_checkpoints(tmp_path: Path, raw: Raw) -> None:
     model = raw.run()
     for number, name in enumerate(("a", "b"), start=1):
         _, saved = raw.post("save_weights", model_id=model, seq_id=number, path=name, ttl_seconds=3600)

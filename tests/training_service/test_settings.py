@@ -81,7 +81,7 @@ def test_loaded_weights_have_no_gradients_and_no_failures(
     run.optim_step(ADAM)
 
 
-def test_the_first_failure_since_an_update_is_told(base_model: Callable[..., BaseWeights]) -> None:
+def test_first_failure_since_an_update_is_reported(base_model: Callable[..., BaseWeights]) -> None:
     run = TrainingRun(base_model(), SETTINGS)
     run.mark_incomplete("the first reason")
     run.mark_incomplete("the second reason")
@@ -104,7 +104,7 @@ def test_thresholds_have_the_documented_defaults(loss: str, low: float, high: fl
         check_pass(request_of(loss, **{**given, names[0]: high + 0.1}), **limits)
 
 
-def test_the_newer_form_of_an_option_comes_before_the_older() -> None:
+def test_newer_form_of_an_option_takes_precedence() -> None:
     message = proto.ForwardBackwardRequest(
         model_id="m",
         seq_id=1,
@@ -205,7 +205,7 @@ def test_above_the_limit_fetched_results_go_first_and_the_oldest_of_them(monkeyp
     assert sorted(kept._by_id) == ["d"]
 
 
-def test_a_number_names_one_body() -> None:
+def test_number_cannot_be_reused_for_another_body() -> None:
     kept = Futures()
     future = kept.add("r:1", b"one")
     assert kept.find_retried("r:1", b"one") is future
@@ -237,7 +237,7 @@ def sentence(*ids: int) -> Any:
     return types.Datum(model_input=types.ModelInput.from_ints(list(ids[:-1])), loss_fn_inputs=inputs)
 
 
-def test_a_checkpoint_of_other_layers_is_refused_and_says_which_it_has(service: Any) -> None:
+def test_checkpoint_with_other_layers_is_rejected_and_lists_its_layers(service: Any) -> None:
     trainer = trainer_of(service, train_mlp=False)
     path = trainer.save_state("a").result().path
     with pytest.warns(FutureWarning, match="create_rest_client"):
@@ -252,7 +252,7 @@ def test_a_checkpoint_of_other_layers_is_refused_and_says_which_it_has(service: 
             other.load_state(path).result()
 
 
-def test_the_life_of_a_samplers_weights_is_limited_as_asked(service: Any, tmp_path: Path) -> None:
+def test_lifetime_of_sampler_weights_is_limited(service: Any, tmp_path: Path) -> None:
     trainer = trainer_of(service)
     for name, ttl in (("short", 5000), ("long", None)):
         trainer.save_weights_for_sampler(name, ttl_seconds=ttl).result()
@@ -261,7 +261,7 @@ def test_the_life_of_a_samplers_weights_is_limited_as_asked(service: Any, tmp_pa
     assert found["short"]["expires"] > found["short"]["created"]
 
 
-def test_a_failed_forward_pass_alone_does_not_refuse_the_next_update(service: Any) -> None:
+def test_failed_forward_only_pass_does_not_block_the_next_update(service: Any) -> None:
     trainer = trainer_of(service)
     with pytest.raises(tinker.RequestFailedError, match="out of the vocabulary"):
         trainer.forward([sentence(1, 2, 99_999)], "cross_entropy").result()
@@ -291,7 +291,7 @@ def test_the_weights_that_were_not_used_for_longest_make_room(serve: Callable[..
     assert sorted(slot.weights.folder.name for slot in slots) == ["a", "c"]
 
 
-def test_a_result_that_nobody_waits_for_in_time_is_fetched_later() -> None:
+def test_unfetched_result_can_be_fetched_later() -> None:
     async def fetch() -> None:
         kept = Futures()
         future = kept.add("r:1", b"")

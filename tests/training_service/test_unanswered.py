@@ -101,7 +101,7 @@ def test_updates_without_a_finite_gradient_are_counted(
         (SamplingParams(max_tokens=0), "no tokens"),
     ],
 )
-async def test_settings_that_the_service_does_not_have_are_refused(params: SamplingParams, message: str) -> None:
+async def test_unsupported_settings_are_rejected(params: SamplingParams, message: str) -> None:
     engine = TinkerEngine(TinkerClient(RUN), Capabilities(max_context=8, vocab_size=9), version=0, timeout_s=1)
     with pytest.raises(UsageError, match=message):
         await engine.generate(GenerateRequest(prompt_ids=[1], params=params, session_id="s", request_id="r"))

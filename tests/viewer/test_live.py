@@ -162,7 +162,7 @@ async def test_the_state_of_a_run_before_its_last_step(runs: Path, changes: Any,
         assert len(found["in_flight"]) == isinstance(changes, dict)
 
 
-async def test_a_run_without_metrics_and_one_of_another_version_are_shown(runs: Path) -> None:
+async def test_runs_without_metrics_or_of_other_versions_are_shown(runs: Path) -> None:
     first = runs / "first"
     (first / "metrics.jsonl").unlink()
     (first / "config.yaml").write_text(
@@ -181,7 +181,7 @@ async def test_a_run_without_metrics_and_one_of_another_version_are_shown(runs: 
                 assert (await other.get("/api/r/first"))["environments"] == []
 
 
-async def test_damaged_files_hide_only_what_is_damaged(runs: Path) -> None:
+async def test_damaged_files_hide_only_damaged_records(runs: Path) -> None:
     first = runs / "first"
     file = first / "trajectories" / "step-000002.jsonl"
     lines = file.read_bytes().splitlines(keepends=True)

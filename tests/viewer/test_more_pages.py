@@ -77,7 +77,7 @@ async def test_tokens_have_the_overlays_of_the_trainers_table(runs: Path) -> Non
         assert (await viewer.get(f"{episode_path('first', other)}/tokens"))["advantage"] is None
 
 
-async def test_the_overlays_are_what_the_trainer_computed(tiny_run: Callable[..., Run]) -> None:
+async def test_overlays_equal_the_trainers_values(tiny_run: Callable[..., Run]) -> None:
     run = tiny_run("trainer.steps=1", "observe.tokens=all")
     await asyncio.to_thread(train, run)
     async with open_viewer(run.folder.path) as viewer:
@@ -209,7 +209,7 @@ async def test_notes_are_kept_in_the_runs_folder(runs: Path) -> None:
             assert answer.status == 404
 
 
-async def test_wrong_notes_are_refused(runs: Path) -> None:
+async def test_invalid_notes_are_rejected(runs: Path) -> None:
     async with open_viewer(runs) as viewer:
         row = (await viewer.rows("first"))[0]
         path, good = "/api/r/first/notes", {"episode": row["id"], "turn": 0, "text": "x"}
@@ -225,5 +225,5 @@ async def test_wrong_notes_are_refused(runs: Path) -> None:
         outside = runs.parent / "outside.jsonl"
         (runs / "first" / "notes.jsonl").symlink_to(outside)
         status, answer = await post(viewer, path, good)
-        assert (status, "leads out" in answer["error"]["message"]) == (400, True)
+        assert (status, "is outside" in answer["error"]["message"]) == (400, True)
         assert not outside.exists()

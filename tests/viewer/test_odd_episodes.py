@@ -39,7 +39,7 @@ async def test_a_task_may_be_named_like_a_path_or_an_address(runs: Path, task: s
 
 
 @pytest.mark.slow
-async def test_an_episode_of_many_turns_and_metrics_is_read_at_once(runs: Path) -> None:
+async def test_episode_with_many_turns_and_metrics_is_read_quickly(runs: Path) -> None:
     episode = an_episode(0, turns=3000)
     episode.metrics = {f"tool/{number}/seconds": float(number) for number in range(7000)}
     store(runs / "first", episode)
@@ -94,7 +94,7 @@ async def test_the_next_page_continues_while_episodes_end(runs: Path) -> None:
         assert rest["total"] in (24, 29)  # the index may not have been read again
 
 
-async def test_a_filter_with_few_matches_has_a_first_page_of_its_own(runs: Path) -> None:
+async def test_filter_with_few_matches_has_a_separate_first_page(runs: Path) -> None:
     async with open_viewer(runs) as viewer:
         page = await viewer.get("/api/r/first/episodes?limit=10")
         status, error = await viewer.refuse(f"/api/r/first/episodes?limit=10&cursor={page['cursor']}999")

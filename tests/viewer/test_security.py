@@ -15,7 +15,7 @@ from agentrl.viewer.server import ViewerServer, ViewerSettings
 TOKEN = "a-token-of-some-length"
 
 
-async def test_pages_of_other_sites_are_refused(runs: Path) -> None:
+async def test_pages_of_other_sites_are_rejected(runs: Path) -> None:
     async with open_viewer(runs) as viewer:
         for headers in (
             {"Host": "evil.example"},
@@ -49,7 +49,7 @@ async def test_every_answer_has_a_strict_content_policy(runs: Path) -> None:
         assert answer.content_type == "application/json"
 
 
-async def test_a_token_becomes_a_cookie(runs: Path) -> None:
+async def test_token_is_exchanged_for_a_cookie(runs: Path) -> None:
     async with open_viewer(runs, token=TOKEN) as viewer:
         assert (await viewer.refuse("/api/sources"))[0] == 401
         assert (await viewer.refuse("/?token=wrong"))[0] == 401
@@ -140,14 +140,14 @@ async def test_wrong_queries_are_explained(runs: Path, query: str) -> None:
         ("/api/r/first/episode/x/image/y?size=1", None),
     ],
 )
-async def test_unknown_parameters_are_named(runs: Path, path: str, hint: str | None) -> None:
+async def test_error_names_unknown_parameters(runs: Path, path: str, hint: str | None) -> None:
     async with open_viewer(runs) as viewer:
         status, error = await viewer.refuse(path)
         assert (status, error["message"], error["hint"]) == (400, "the address has no such parameter", hint)
         assert error["got"] in path
 
 
-async def test_a_parameter_counts_once(runs: Path) -> None:
+async def test_repeated_parameter_is_an_error(runs: Path) -> None:
     async with open_viewer(runs) as viewer:
         status, error = await viewer.refuse("/api/r/first/episodes?task=a&task=b")
         assert (status, error["message"], error["got"]) == (400, "task is given twice", "a, b")
@@ -184,7 +184,7 @@ async def test_odd_tokens_are_only_wrong(runs: Path) -> None:
             assert answer.status == 401  # the address does not admit a change
 
 
-async def test_changes_come_only_from_the_viewers_own_pages(runs: Path) -> None:
+async def test_only_the_viewers_pages_may_make_changes(runs: Path) -> None:
     async with open_viewer(runs) as viewer:
         row = (await viewer.rows("first"))[0]
         note = {"episode": row["id"], "turn": None, "text": "x"}
@@ -229,7 +229,7 @@ async def test_no_file_of_a_run_may_lead_out(runs: Path, tmp_path: Path, name: s
     (runs / "first" / name).symlink_to(outside)
     async with open_viewer(runs) as viewer:
         answer, body = await viewer.answer(f"/api/r/first{path}")
-        assert (answer.status, b"leads out" in body) == (400, True)
+        assert (answer.status, b"is outside" in body) == (400, True)
         assert b"SECRET" not in body + (await viewer.answer("/api/sources"))[1]
 
 
@@ -241,11 +241,11 @@ async def test_tables_that_lead_out_are_not_read(runs: Path, tmp_path: Path) -> 
     async with open_viewer(runs) as viewer:
         row = (await viewer.rows("first", "step_from=1&step_to=1"))[0]
         found = await viewer.get(f"/api/r/first/episode/{row['id'].replace('/', '%2F')}/tokens")
-        assert "leads out" in found["overlay_problem"]
+        assert "is outside" in found["overlay_problem"]
         assert found["advantage"] is None
 
 
-async def test_a_query_of_a_megabyte_is_refused(runs: Path) -> None:
+async def test_query_of_a_megabyte_is_rejected(runs: Path) -> None:
     async with open_viewer(runs) as viewer:
         answer, _ = await viewer.answer(f"/api/r/first/episodes?text={'x' * 2**20}")
         assert answer.status == 400
@@ -261,10 +261,10 @@ async def test_links_out_of_the_opened_folders_are_not_followed(runs: Path, tmp_
     (runs / "linked").symlink_to(tmp_path)
     async with open_viewer(runs) as viewer:
         (line,) = (await viewer.get("/api/sources"))["sources"]
-        assert "leads out of the opened folders" in line["problem"]
+        assert "is outside the opened folders" in line["problem"]
         for path in ("metrics", "episodes", "outcomes", "episode/x", "group/x"):
             status, error = await viewer.refuse(f"/api/r/first/{path}")
-            assert (status, "leads out" in error["message"]) == (400, True)
+            assert (status, "is outside" in error["message"]) == (400, True)
             assert "agentrl view" in error["hint"]
     async with open_viewer(runs, tmp_path) as viewer:  # now it is an opened folder, too
         keys = [source["key"] for source in (await viewer.get("/api/sources"))["sources"]]
@@ -274,7 +274,7 @@ async def test_links_out_of_the_opened_folders_are_not_followed(runs: Path, tmp_
     (runs / "first" / "trajectories").mkdir()
     (runs / "first" / "trajectories" / file.name).symlink_to(file)
     async with open_viewer(runs) as viewer:
-        assert "leads out" in (await viewer.refuse("/api/r/first/episodes"))[1]["message"]
+        assert "is outside" in (await viewer.refuse("/api/r/first/episodes"))[1]["message"]
 
 
 async def test_assets_are_kept_and_pages_are_not(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,7 +65,7 @@ def full_pass(eyes: Eyes, model: PreTrainedModel, sequence: TokenSequence) -> to
 
 @pytest.mark.parametrize("prefill_tokens", [2048, 7])
 @pytest.mark.capability("local", "images")
-async def test_logprobs_are_those_of_a_full_pass(eyes: Eyes, prefill_tokens: int) -> None:
+async def test_logprobs_equal_a_full_pass(eyes: Eyes, prefill_tokens: int) -> None:
     engine = engine_of(eyes, prefill_tokens=prefill_tokens)
     try:
         talks = await asyncio.gather(*(talk(eyes, engine, number) for number in range(3)))
@@ -141,7 +141,7 @@ async def engine_in_parts(eyes: Eyes, ids: list[int], images: tuple[PlacedImage,
         await engine.close()
 
 
-async def test_an_engine_without_eyes_refuses_images(eyes: Eyes) -> None:
+async def test_text_only_engine_rejects_images(eyes: Eyes) -> None:
     engine = LocalEngine(eyes.model, LocalEngineConfig(cache_tokens=4096, max_context=1024))
     prompt = eyes.renderer.prompt([user((noise(30, 30),))])
     try:
@@ -151,7 +151,7 @@ async def test_an_engine_without_eyes_refuses_images(eyes: Eyes) -> None:
         await engine.close()
 
 
-def test_positions_are_those_of_the_model(eyes: Eyes) -> None:
+def test_positions_equal_the_models(eyes: Eyes) -> None:
     rendered = eyes.renderer.prompt(
         [user((noise(90, 40), TextPart(text="and"), noise(20, 200), noise(150, 150), TextPart(text="what now?")))]
     )

@@ -87,7 +87,7 @@ def told(eyes: Eyes, *contents: Content) -> LedgerConversation:
 @pytest.mark.parametrize("family", FAMILIES)
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(data=st.data())
-def test_a_conversation_with_images_is_what_the_processor_makes_of_it(family: str, data: st.DataObject) -> None:
+def test_conversation_with_images_equals_the_processors_output(family: str, data: st.DataObject) -> None:
     eyes = eyes_of(family)
     messages = [system(data.draw(texts)), user(data.draw(contents))]
     conversation = LedgerConversation(eyes.renderer, new_trajectory(), messages)
@@ -126,7 +126,7 @@ def test_image_tokens_are_observation_or_prompt(eyes: Eyes) -> None:
     assert set(conversation.sequence.token_ids[second.start : second.end]) == {eyes.images.pad_id}
 
 
-def test_a_sampled_placeholder_stands_for_no_image(eyes: Eyes) -> None:
+def test_sampled_placeholder_is_an_ordinary_token(eyes: Eyes) -> None:
     conversation = LedgerConversation(eyes.renderer, new_trajectory(), [user((noise(60, 60),))])
     conversation.prepare()
     conversation.accept(sampled([eyes.images.pad_id, *eyes.renderer.boundary.end_ids]))
@@ -161,7 +161,7 @@ def test_a_trajectory_with_images_is_restored_exactly(eyes: Eyes) -> None:
     assert trajectory_record(restored) == record
 
 
-def test_what_was_sent_is_compared_with_the_ledger(eyes: Eyes) -> None:
+def test_sent_images_are_compared_with_the_ledger(eyes: Eyes) -> None:
     conversation = LedgerConversation(eyes.renderer, new_trajectory(), [user((noise(60, 60),))])
     ids = conversation.prepare().tolist()
     with pytest.raises(LedgerError, match="images sent to the engine"):
@@ -178,7 +178,7 @@ def test_text_that_spells_the_placeholder_is_no_placeholder(eyes: Eyes) -> None:
             assert rendered.ids.count(eyes.images.pad_id) == rendered.images[0].tokens
 
 
-def test_what_is_no_image_fails_its_episode(eyes: Eyes) -> None:
+def test_invalid_image_fails_its_episode(eyes: Eyes) -> None:
     with pytest.raises(EnvironmentFailure, match="3 bytes"):
         eyes.renderer.prompt([user((ImagePart(data=b"png"),))])
     Image.new("RGB", (4, 4)).save(program := io.BytesIO(), "EPS")
@@ -186,7 +186,7 @@ def test_what_is_no_image_fails_its_episode(eyes: Eyes) -> None:
         eyes.renderer.prompt([user((ImagePart(data=program.getvalue()),))])
 
 
-def test_a_model_that_reads_text_only_refuses_images(eyes: Eyes) -> None:
+def test_text_only_model_rejects_images(eyes: Eyes) -> None:
     with pytest.raises(TemplateError, match="reads only text"):
         Renderer(eyes.tokenizer).prompt([user((noise(30, 30),))])
 
@@ -209,7 +209,7 @@ NUMBERED = r"""
 """
 
 
-def test_a_template_that_numbers_images_is_refused_before_a_run(eyes: Eyes) -> None:
+def test_template_that_numbers_images_is_rejected_before_a_run(eyes: Eyes) -> None:
     check_template(eyes.renderer)
     tokenizer = vision_tokenizer()
     tokenizer.chat_template = NUMBERED

@@ -80,7 +80,7 @@ def sequence_of(eyes: Eyes, *sizes: tuple[int, int]) -> TokenSequence:
     return conversation.sequence
 
 
-def test_scores_of_a_padded_batch_are_those_of_full_passes(eyes: Eyes) -> None:
+def test_scores_of_a_padded_batch_equal_full_passes(eyes: Eyes) -> None:
     sequences = [sequence_of(eyes, (60, 90), (40, 40)), sequence_of(eyes), sequence_of(eyes, (100, 30))]
     scored = [scored_sequence(s.token_ids, s.sources == Source.FORCED, s.images) for s in sequences]
     with torch.no_grad():
@@ -105,7 +105,7 @@ def test_gradients_reach_the_vision_tower(eyes: Eyes) -> None:
     assert all(gradient.abs().sum() > 0 for gradient in gradients)
 
 
-def test_images_without_a_reader_and_loss_on_images_are_refused(eyes: Eyes) -> None:
+def test_images_without_a_processor_and_loss_on_images_are_rejected(eyes: Eyes) -> None:
     sequence = sequence_of(eyes, (60, 60))
     scored = scored_sequence(sequence.token_ids, sequence.sources == Source.FORCED, sequence.images)
     with pytest.raises(UsageError, match="cannot read images"):
@@ -142,7 +142,7 @@ def test_grpo_on_pictures(family: str, start: StartRun) -> None:
     assert measured.failures == 0
 
 
-def test_turns_with_prompts_of_their_own_show_their_own_picture(start: StartRun) -> None:
+def test_independent_turns_have_their_own_images(start: StartRun) -> None:
     run = start(FAMILIES[0], "agent.loop=step_independent", "trainer.steps=1")
     train(run)
     (line,) = read_metrics(run.folder.metrics_file)
@@ -158,14 +158,14 @@ def test_a_warm_start_learns_from_pictures(start: StartRun) -> None:
 
 
 @pytest.mark.capability(["sglang", "attached sglang"], "images", refused=True)
-def test_an_engine_that_takes_no_images_is_refused_before_a_run() -> None:
+def test_engine_without_image_support_is_rejected_before_a_run() -> None:
     config = load_config(None, [*SETTINGS[:2], "engine=sglang"])
     with pytest.raises(ConfigError, match="engine sglang does not accept images"):
         check_training(config)
     check_training(load_config(None, [SETTINGS[0], "engine=sglang"]))
 
 
-def test_a_model_that_reads_text_only_is_refused_before_a_run(tmp_path: Path) -> None:
+def test_text_only_model_is_rejected_before_a_run(tmp_path: Path) -> None:
     tokenizer = build_tokenizer("qwen2.5")
     tiny_model(vocab_size=len(tokenizer)).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)

@@ -23,7 +23,7 @@ def saved(model, folder):
 
 
 @pytest.mark.parametrize("family", EXPERTS)
-def test_what_is_sent_is_what_transformers_saves(family, tmp_path):
+def test_sent_tensors_equal_those_saved_by_transformers(family, tmp_path):
     model = tiny_model(family, tied=False)
     sent, expected = CheckpointSource(ModelWeights(model), model).weights(), saved(model, tmp_path)
     assert sorted(sent) == sorted(expected)
@@ -40,7 +40,7 @@ def test_a_loaded_model_is_sent_as_it_was_saved(tmp_path):
     assert all(torch.equal(sent[name], tensor) for name, tensor in expected.items())
 
 
-def test_the_folder_that_servers_start_with_has_experts_apart_and_a_head_of_its_own(tmp_path):
+def test_served_folder_has_split_experts_and_an_untied_head(tmp_path):
     model = tiny_model("qwen3_moe")
     write_served_model(model, build_tokenizer("qwen3"), tmp_path / "served")
     written = load_file(tmp_path / "served" / "model.safetensors")
@@ -71,7 +71,7 @@ def test_merged_adapters_leave_experts_apart():
     assert sorted(sent) == sorted(CheckpointSource(ModelWeights(plain), plain).weights())
 
 
-def test_a_checkpoint_that_joins_tensors_is_refused(monkeypatch):
+def test_checkpoint_format_that_merges_tensors_is_rejected(monkeypatch):
     revert = checkpoint_names.revert_weight_conversion
 
     def joined(model, tensors):

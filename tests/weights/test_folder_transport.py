@@ -95,7 +95,7 @@ async def test_versions_exist_until_they_are_discarded(tensors, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_a_version_that_is_gone_already_can_be_discarded(tensors, tmp_path):
+async def test_removed_version_can_be_discarded(tensors, tmp_path):
     transport = FolderTransport(tmp_path)
     written = await transport.prepare(tensors, 1)
     shutil.rmtree(written.folder)
@@ -105,7 +105,7 @@ async def test_a_version_that_is_gone_already_can_be_discarded(tensors, tmp_path
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="open files are counted in /proc")
-def test_neither_a_closed_folder_nor_one_that_another_owner_holds_keeps_a_file_open(tmp_path):
+def test_closed_and_foreign_folders_leave_no_file_open(tmp_path):
     other, before = OwnedFolder(tmp_path / "other"), os.listdir("/proc/self/fd")
     OwnedFolder(tmp_path).close()
     assert clear_abandoned(tmp_path / "other") == []
@@ -129,7 +129,7 @@ def test_a_lock_that_vanishes_before_it_is_taken_is_made_again(tmp_path, monkeyp
     assert os.listdir("/proc/self/fd") == before
 
 
-def test_a_folder_whose_lock_is_gone_can_be_closed(tmp_path):
+def test_folder_without_its_lock_file_can_be_closed(tmp_path):
     folder = OwnedFolder(tmp_path)
     lock_file(folder.path).unlink()
     folder.close()
@@ -190,7 +190,7 @@ def test_a_process_that_ends_removes_its_folder(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_a_dead_process_left_is_cleared_and_what_a_living_one_has_stays(tmp_path):
+def test_only_folders_of_dead_processes_are_removed(tmp_path):
     mine = OwnedFolder(tmp_path)
     child = os.fork()
     if child == 0:
@@ -211,7 +211,7 @@ def test_what_a_dead_process_left_is_cleared_and_what_a_living_one_has_stays(tmp
     other.close()
 
 
-def test_the_folders_that_were_cleared_are_named(tmp_path):
+def test_removed_folders_are_returned(tmp_path):
     left = [tmp_path / f"{PREFIX}{name}" for name in ("1-a", "2-b")]
     for folder in left:
         folder.mkdir()

@@ -41,7 +41,7 @@ async def test_equal_weights_pass_and_nothing_is_left_behind():
 
 
 @pytest.mark.parametrize("drift", [2e-3, -2e-3])
-async def test_a_drifting_engine_is_named(drift):
+async def test_error_names_the_drifting_engine(drift):
     with pytest.raises(
         TrainingError, match=r"does not serve the trainer's weights of version 0: log-probability of token"
     ):
@@ -125,13 +125,13 @@ async def test_a_lost_answer_does_not_hang_the_probe(monkeypatch):
     assert (await probe.compare(served, Source(), version=0)).difference == 0
 
 
-async def test_an_engine_that_missed_the_update_is_named():
+async def test_error_names_the_engine_that_missed_the_update():
     with pytest.raises(TrainingError, match=r"weights of another version after a sync: got \[0\], expected 3"):
         await PROBE.compare(engine(version=0, newest=3), Source(), version=3)
 
 
 @pytest.mark.parametrize("wrong", [{"drift": float("nan")}, {"drift": 1.0}, {"version": 3}])
-async def test_an_engine_whose_answers_are_all_invalid_is_named(wrong):
+async def test_error_names_the_engine_with_invalid_answers(wrong):
     with pytest.raises(InvalidAnswer, match="the engine gave an invalid answer to request probe-0-"):
         await PROBE.compare(engine(**wrong), Source(), version=0)
 

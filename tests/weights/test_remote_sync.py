@@ -26,7 +26,7 @@ async def test_the_first_verification_sends_the_weights_and_proves_the_path(worl
 
 
 @pytest.mark.parametrize("tied", [True, False])
-async def test_every_server_gets_every_tensor_and_the_report_says_what_it_cost(world_of, tied):
+async def test_every_server_gets_every_tensor_and_the_report_has_the_durations(world_of, tied):
     world = await world_of(tied=tied)
     began = time.perf_counter()
     report = await world.next_version()
@@ -116,7 +116,7 @@ async def test_the_search_for_wrong_tensors_is_not_under_the_deadline_of_the_pro
     assert tasks == ["the sync itself"]
 
 
-async def test_a_head_that_stays_behind_in_a_tied_model_is_caught(world_of):
+async def test_stale_head_of_a_tied_model_is_detected(world_of):
     world = await world_of(count=1, tied=True)
     world.servers[0].faults.skips.add("lm_head.weight")
     with pytest.raises(TrainingError, match="server local://0 does not serve"):
@@ -131,7 +131,7 @@ async def test_a_server_that_only_claims_the_update_is_caught(world_of):
 
 
 @pytest.mark.parametrize("fault", ["refuses", "keeps_version"])
-async def test_a_server_that_fails_to_update_is_taken_out_and_comes_back_up_to_date(world_of, until, fault):
+async def test_server_that_fails_to_update_is_removed_and_returns_updated(world_of, until, fault):
     world = await world_of()
     setattr(world.servers[0].faults, fault, True)
     report = await world.next_version()
@@ -142,7 +142,7 @@ async def test_a_server_that_fails_to_update_is_taken_out_and_comes_back_up_to_d
     assert await world.restarted[0].weight_version() == 1
 
 
-async def test_an_attached_server_that_refuses_weights_never_serves_stale_ones(world_of, until):
+async def test_attached_server_that_rejects_weights_never_serves_stale_weights(world_of, until):
     world = await world_of(restartable=False)
     world.servers[0].faults.refuses = True
     await world.next_version()
@@ -188,7 +188,7 @@ async def test_when_all_servers_die_in_mid_step_nothing_is_lost_and_the_next_syn
     assert (await world.next_version()).servers == 2
 
 
-async def test_a_server_that_hangs_is_lost_in_a_sync_and_comes_back_with_its_weights(world_of, until):
+async def test_hanging_server_is_lost_in_a_sync_and_returns_updated(world_of, until):
     world = await world_of(restartable=False)
     await world.next_version()
     task = asyncio.create_task(world.pool.generate(world.request("r", max_tokens=300)))

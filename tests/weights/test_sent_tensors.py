@@ -75,12 +75,12 @@ def test_buckets_do_not_change_with_the_tensors(tensors):
     assert torch.equal(dict(first.tensors())["a"], before)
 
 
-async def test_weights_that_fit_into_one_bucket_are_opened(world_of):
+async def test_weights_in_a_single_bucket_are_opened(world_of):
     world = await world_of(transport=IpcTransport(bucket_bytes=1 << 30), count=1)
     assert (await world.next_version()).probe_difference < 1e-5
 
 
-async def test_what_is_encoded_is_not_much_longer_than_the_tensors():
+async def test_encoding_overhead_is_small():
     weights = {str(number): torch.randn(1000) for number in range(10)}
     [bucket] = pack(weights, bucket_bytes=1 << 20)
 
@@ -103,7 +103,7 @@ async def test_syncs_with_requests_in_flight_are_exact(world_of, until, transpor
     assert any(len(set(answer.versions)) > 1 for _, answer in answers)
 
 
-async def test_a_server_that_comes_back_gets_what_was_sent_last(world_of, until, transport):
+async def test_returning_server_gets_the_latest_weights(world_of, until, transport):
     world = await world_of(transport=transport)
     await world.next_version()
     world.trainer.learn()  # the trainer is already ahead when the server comes back
@@ -114,7 +114,7 @@ async def test_a_server_that_comes_back_gets_what_was_sent_last(world_of, until,
     assert (await world.next_version()).servers == 2
 
 
-async def test_a_server_that_dies_in_a_broadcast_breaks_its_own_update_only(world_of, until, collective):
+async def test_server_that_dies_in_a_broadcast_breaks_only_its_update(world_of, until, collective):
     world = await world_of(transport=collective)
     await world.next_version()
     world.servers[0].faults.dies = True
@@ -153,7 +153,7 @@ async def test_a_server_that_does_not_come_to_the_meeting_is_taken_out(world_of,
     assert closed
 
 
-async def test_preparing_copies_the_tensors_and_says_how_long_it_took(tensors, transport):
+async def test_prepare_copies_the_tensors_and_reports_the_duration(tensors, transport):
     prepared = await transport.prepare(tensors, 4)
     for tensor in tensors.values():
         tensor.zero_()
@@ -191,7 +191,7 @@ async def test_a_meeting_that_ends_after_the_group_was_closed_leaves_nothing_ope
     assert aborted == [1]
 
 
-async def test_a_member_says_that_its_meeting_or_its_broadcast_broke_off(monkeypatch):
+async def test_member_reports_a_failed_join_or_broadcast(monkeypatch):
     def broken(*_, **__):
         raise RuntimeError("closed by the peer")
 
@@ -204,7 +204,7 @@ async def test_a_member_says_that_its_meeting_or_its_broadcast_broke_off(monkeyp
         await member.receive_bucket(TensorLayout(names=["a"], dtype="float32", shapes=[[2]]))
 
 
-async def test_the_trainer_says_that_its_broadcast_broke_off(monkeypatch):
+async def test_trainer_reports_a_failed_broadcast(monkeypatch):
     def broken(*_):
         raise RuntimeError("closed by the peer")
 
@@ -232,7 +232,7 @@ async def test_groups_are_left_with_their_servers_in_the_end(world_of, collectiv
     assert [group._closed for group in groups] == [True, True]
 
 
-async def test_no_room_for_shared_buckets_is_told(tensors, monkeypatch):
+async def test_lack_of_memory_for_shared_buckets_is_reported(tensors, monkeypatch):
     def full(_):
         raise RuntimeError("CUDA out of memory")
 

@@ -120,7 +120,7 @@ def test_ctrl_c_ends_a_run_whose_sleeping_server_hangs(tiny_run, monkeypatch, wh
     assert time.monotonic() - began < 60
 
 
-async def test_a_server_that_cannot_sleep_is_taken_out_and_comes_back_awake(world_of, until, monkeypatch):
+async def test_server_that_cannot_sleep_is_removed_and_returns_awake(world_of, until, monkeypatch):
     world = await world_of(sleeps=True)
     await world.next_version()
 
@@ -165,7 +165,7 @@ async def test_servers_are_left_awake_with_the_weights_that_they_had(world_of):
     assert all(torch.equal(state[name], value) for state in states for name, value in world.trainer.past[1].items())
 
 
-async def test_a_server_that_does_not_wake_in_the_end_holds_nobody_up(world_of, until, monkeypatch):
+async def test_server_that_does_not_wake_at_the_end_does_not_block(world_of, until, monkeypatch):
     world = await world_of(count=1, sleeps=True, restartable=False)
     await world.next_version()
     await world.sync.release_memory()
@@ -175,7 +175,7 @@ async def test_a_server_that_does_not_wake_in_the_end_holds_nobody_up(world_of, 
     assert not world.transport.path.exists()
 
 
-async def test_a_server_that_refuses_to_wake_in_the_end_is_reported(world_of, monkeypatch, caplog):
+async def test_server_that_does_not_wake_at_the_end_is_reported(world_of, monkeypatch, caplog):
     world = await world_of(count=1, sleeps=True, restartable=False)
     await world.next_version()
     await world.sync.release_memory()

@@ -44,7 +44,7 @@ def test_another_process_opens_a_run_and_sees_the_same_memory():
 
 
 @pytest.mark.slow
-def test_every_process_opens_a_pickle_of_its_own_that_holds_no_values():
+def test_each_process_opens_its_own_pickle_without_values():
     buckets = pack({**WEIGHTS, "large": torch.ones(100_000)}, bucket_bytes=1_000_000)
     for number in range(2):  # the first process leaves zeros
         texts = [pickle_handles(bucket) for bucket in buckets]

@@ -38,26 +38,26 @@ def told(weights):
     }
 
 
-def test_equal_weights_agree_and_what_is_hidden_is_named(weights, told):
+def test_equal_weights_agree_and_tensors_without_checksums_are_listed(weights, told):
     found = compare_checksums(told, weights)
     assert (found.differing, found.unknown) == ([], ["head.weight"])
     assert str(found) == "all checksums agree; the server reports none for head.weight"
 
 
 @pytest.mark.parametrize("name", ["embed.weight", "norm.weight"])
-def test_a_tensor_that_differs_is_named(weights, told, name):
+def test_error_names_the_differing_tensor(weights, told, name):
     weights[name][0] += 1
     found = compare_checksums(told, weights)
     assert found.differing == [name]
     assert str(found) == f"tensors that differ by checksum: {name}"
 
 
-def test_of_stacked_tensors_all_are_named(weights, told):
+def test_all_parts_of_a_stacked_tensor_are_listed(weights, told):
     weights["l.k_proj.weight"][0] += 1
     assert compare_checksums(told, weights).differing == [f"l.{part}_proj.weight" for part in "qkv"]
 
 
-def test_a_stack_of_which_a_part_is_missing_is_not_known(weights, told):
+def test_incomplete_stacked_tensor_is_unknown(weights, told):
     del weights["l.v_proj.weight"]
     found = compare_checksums(told, weights)
     assert (found.differing, found.unknown) == ([], ["l.q_proj.weight", "l.k_proj.weight", "head.weight"])

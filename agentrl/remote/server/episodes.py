@@ -1,7 +1,7 @@
-"""Episodes of an environment for clients of other protocols: tasks by split and index, steps, tool calls, their state.
+"""Episodes of an environment for clients of other protocols: tasks by split and index, steps, tool calls, state.
 
-`openenv` and `mcp` translate their protocols to these methods. In contrast to `session`, a client chooses a task rather
-than a seed and options, an episode that is over takes no more actions, and after a failure the next start gets another
+`openenv` and `mcp_server` translate their protocols to these methods. In contrast to `session`, a client chooses a task
+rather than a seed and options, a finished episode rejects actions, and the next start after a failure borrows another
 environment.
 """
 
@@ -35,7 +35,7 @@ class TaskChoice:
     """``None``: the first split of the environment."""
     index: int | None = None
     seed: int | None = None
-    """Chooses a task of the split: the task at this index modulo the number of tasks."""
+    """Seed that selects the task at this index modulo the number of tasks."""
 
 
 class ServedTasks:
@@ -62,7 +62,7 @@ class ServedTasks:
         return self._sources[name]
 
     async def find(self, choice: TaskChoice, *, default: int) -> Task:
-        """Return the chosen task; `default` is the seed if the client chose none.
+        """Return the chosen task; `default` is the seed if the client made no choice.
 
         Raises:
             UsageError: there is no such task.
@@ -115,14 +115,14 @@ class ClientEpisode:
 
 
 class ServedEpisode:
-    """A client's episodes, one after another, in a borrowed environment. Calls are carried out one at a time.
+    """A client's consecutive episodes in a borrowed environment. Calls are executed one at a time.
 
     Args:
-        pool: Lends the environment.
+        pool: Pool from which the environment is borrowed.
         tasks: The environment's tasks.
         settings: Settings of the server.
         starter: What a client calls to start an episode, for messages.
-        default: Seed of the first episode for which the client chooses no task; each further one adds one.
+        default: Seed of the first episode without a chosen task; it increases by one with each such episode.
         clock: Time in seconds.
     """
 
@@ -163,7 +163,7 @@ class ServedEpisode:
         """
         async with self._calls:
             task = await self._tasks.find(choice, default=self._default)
-            self.state, self.tools = ClientEpisode(), {}  # a reset that fails ends the previous episode, too
+            self.state, self.tools = ClientEpisode(), {}  # a failed reset also ends the previous episode
             try:
                 handle = await self._borrow()
                 result = await handle.reset(task)
@@ -198,10 +198,10 @@ class ServedEpisode:
             return result
 
     async def call_tool(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
-        """Call a tool of the environment; one that ends an episode terminates or truncates it.
+        """Call a tool of the environment; a tool that ends episodes terminates or truncates this one.
 
         Raises:
-            ToolError: the tool is unknown, the arguments are wrong, or the tool failed: text for the policy.
+            ToolError: the tool is unknown, the arguments are wrong, or the tool failed; the message is for the policy.
             UsageError: no episode is running.
             EnvironmentFailure: the environment failed.
         """
@@ -224,7 +224,7 @@ class ServedEpisode:
             return result
 
     async def close(self) -> None:
-        """Return the environment to the pool; one that failed, or is still carrying out a call, is discarded."""
+        """Return the environment to the pool, which discards it if it failed or is still executing a call."""
         self._is_closed = True
         await self._give_back(RuntimeError("the session was closed during a call") if self._calls.locked() else None)
 
@@ -252,9 +252,9 @@ class ServedEpisode:
         return self._handle
 
     async def _note(self, error: BaseException) -> None:
-        """Give a broken environment back, so that the next start borrows another one.
+        """Return a broken environment, so that the next start borrows another one.
 
-        It also counts as broken if the client cancelled a call, whose effect is unknown.
+        An environment also counts as broken after a cancelled call, whose effect is unknown.
         """
         if not isinstance(error, Exception) or is_fatal(error):
             self.state, self.tools = ClientEpisode(), {}
@@ -286,7 +286,7 @@ class EpisodeHost:
         clock: Time in seconds.
 
     Raises:
-        UsageError: roles of the environment are played by a run, which these protocols do not have.
+        UsageError: the run plays roles of the environment, which these protocols do not support.
     """
 
     def __init__(
@@ -339,7 +339,7 @@ class EpisodeHost:
     def open(self) -> ServedEpisode:
         """Open a session; it borrows an environment when its first episode starts."""
         self._sessions += 1
-        first = self._sessions - 1  # sessions whose client chooses no task play different ones
+        first = self._sessions - 1  # sessions whose clients choose no task play different tasks
         return ServedEpisode(
             self._pool, self.tasks, self.settings, starter=self._starter, default=first, clock=self.clock
         )

@@ -1,11 +1,11 @@
 """An environment as an MCP server, by the ``mcp`` package: over streamable HTTP, or standard input and output.
 
-A session plays one episode at a time. Its tools are those of the environment, and three more: ``start_episode``,
-``act`` and ``episode_state``. Rewards and the end are in ``_meta`` of each result, which clients do not show to a
-model, and in the resource `STATE`.
+A session plays one episode at a time. Its tools are the environment's tools and three more: ``start_episode``, ``act``
+and ``episode_state``. Rewards and the end are in ``_meta`` of each result, which clients do not show to a model, and in
+the resource `STATE`.
 
-Sessions exist in the protocol's versions up to 2025-11-25. Version 2026-07-28 has none, so a server over HTTP does not
-answer its ``server/discover``, and clients of both kinds of versions fall back to sessions.
+Protocol versions up to 2025-11-25 have sessions. Version 2026-07-28 has none, so a server over HTTP rejects its
+``server/discover``, and clients that support both fall back to sessions.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class MCPServer:
         """Make an environment to describe it, then listen.
 
         Raises:
-            UsageError: the options are wrong, a tool has a name of this server's, or the port is taken.
+            UsageError: the options are wrong, a tool has the name of one of this server's tools, or the port is taken.
             EnvironmentFailure: the environment cannot be made.
         """
         await self._describe()
@@ -275,7 +275,7 @@ class MCPServer:
     async def _carry_out(
         self, session: ServedEpisode, name: str, arguments: Mapping[str, Any]
     ) -> tuple[Content, float]:
-        """Call a tool; return what the model reads, and the reward."""
+        """Call a tool; return the content for the model, and the reward."""
         if name not in _CONTROLS:
             called = await session.call_tool(name, arguments)
             return called.content, called.reward
@@ -317,7 +317,7 @@ class MCPServer:
 
 
 def _connections_with_a_deadline() -> Any:
-    """Return uvicorn's connections, closed without a request in `IDLE_CONNECTION_S`: idle ones count for its limit."""
+    """Make uvicorn close connections without a request in `IDLE_CONNECTION_S`, because they count for its limit."""
     base = MCP.load("uvicorn.protocols.http.h11_impl").H11Protocol
 
     class IdleConnection(base):  # type: ignore[misc, valid-type]
@@ -333,9 +333,9 @@ def _connections_with_a_deadline() -> Any:
 
 
 async def _receive_body(receive: Receive) -> Receive:
-    """Read a request's body within the deadlines of `agentrl.remote.listening`; return what a later reader receives.
+    """Read a request's body within the deadlines of `agentrl.remote.listening`; return a function that replays it.
 
-    What follows the first `MAX_CALL_BYTES` bytes is left to the application, which refuses it.
+    Bytes after the first `MAX_CALL_BYTES` are left to the application, which rejects them.
 
     Raises:
         TimeoutError: the body is late.

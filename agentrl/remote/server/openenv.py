@@ -1,11 +1,11 @@
 """An environment behind the protocol of OpenEnv (https://github.com/huggingface/OpenEnv, package ``openenv`` 0.10).
 
-A WebSocket at ``/ws`` is a session, or joins one that ``openenv/session/create`` opened at ``/mcp``. Its messages are
-of the types ``reset``, ``step``, ``state``, ``mcp`` and ``close``. An action is ``{"action": TEXT}``, or one of
-OpenEnv's own for tools: ``{"type": "call_tool", "tool_name": …, "arguments": {…}}`` and ``{"type": "list_tools"}``. The
-routes ``/health``, ``/metadata``, ``/schema`` and those of tasks describe the environment.
+A WebSocket at ``/ws`` is a session, or joins one that ``openenv/session/create`` opened at ``/mcp``. Message types are
+``reset``, ``step``, ``state``, ``mcp`` and ``close``. An action is ``{"action": TEXT}``, or one of OpenEnv's tool
+actions: ``{"type": "call_tool", "tool_name": …, "arguments": {…}}`` and ``{"type": "list_tools"}``. The routes
+``/health``, ``/metadata``, ``/schema`` and those of tasks describe the environment.
 
-Messages are read while a step is carried out, because a client closes a connection that does not answer its pings.
+Messages are read during a step, because a client closes a connection that does not answer its pings.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ from agentrl.tool import Tool
 from agentrl.tool.schema import WrongArguments
 
 MAX_WAITING = 16
-"""Messages of a connection that may wait for the one that is carried out."""
+"""Maximum number of queued messages of a connection."""
 MAX_TASKS = 10_000
-"""Tasks in one answer."""
+"""Maximum number of tasks in one answer."""
 _CHOICES = ("split", "index", "seed", "episode_id")
-"""Fields that a reset may set; the id of an episode is that of its session."""
+"""Allowed fields of a reset; the id of an episode is its session's id."""
 _SPLIT_TYPES = {"train": "train", "test": "test"}
-"""The protocol's types of splits; all others are for validation."""
+"""The protocol's split types; all other splits are reported as validation."""
 RPC_CODES = {
     "parse": -32700,
     "request": -32600,
@@ -191,7 +191,7 @@ class OpenEnvServer:
 
     @asynccontextmanager
     async def _session(self, joined: str | None) -> AsyncIterator[str]:
-        """Open a session for a connection, or join an open one that has no connection yet."""
+        """Open a session for a connection, or join an open session without a connection."""
         try:
             name = joined or await self._open()
             self.sessions.find(name)
@@ -271,7 +271,7 @@ class OpenEnvServer:
         return write_observation({"tools": self._tools(episode)}, None, episode, {})
 
     def _tools(self, episode: ServedEpisode | None) -> list[dict[str, Any]]:
-        """Return the tools of an episode, or those that the environment has before one."""
+        """Return the tools of an episode, or the environment's initial tools."""
         tools = [] if episode is None else list(episode.tools.values())
         return [write_tool(tool) for tool in tools or self._host.tools]
 
@@ -358,7 +358,7 @@ class WrongMessage(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenEnvAction:
-    """The action of a step: a text or a tool call. Without either, the client asks for the tools."""
+    """Action of a step: a text or a tool call. Without either, the client requests the list of tools."""
 
     text: str | None = None
     tool: str | None = None
@@ -387,7 +387,7 @@ def read_object(text: str) -> dict[str, Any]:
     """Read the JSON object of a message.
 
     Raises:
-        WrongMessage: it is none.
+        WrongMessage: it is not a JSON object.
     """
     try:
         message = json.loads(text)
@@ -401,10 +401,10 @@ def read_object(text: str) -> dict[str, Any]:
 
 
 def whole_number_or_none(data: Mapping[str, Any], name: str) -> int | None:
-    """Read a whole number that may be left out.
+    """Read an optional whole number.
 
     Raises:
-        WrongMessage: it is something else.
+        WrongMessage: it is not a whole number.
     """
     value = data.get(name)
     if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
@@ -413,7 +413,7 @@ def whole_number_or_none(data: Mapping[str, Any], name: str) -> int | None:
 
 
 def write_shown(content: Content) -> dict[str, Any]:
-    """Write an observation: its text, and its images, if it has any."""
+    """Encode an observation: its text and its images, if any."""
     if isinstance(content, str):
         return {"text": content}
     images = [part for part in write_content(content) if "image" in part]
@@ -423,7 +423,7 @@ def write_shown(content: Content) -> dict[str, Any]:
 def write_observation(
     fields: Mapping[str, Any], reward: float | None, episode: ServedEpisode, info: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Write the data of an answer to a reset or a step; `episode` has carried it out."""
+    """Encode the answer to a reset or a step that `episode` has executed."""
     metadata = {**episode.state.to_plain(), "info": dict(info)}
     observation = {**fields, "metadata": metadata}
     return {"observation": observation, "reward": reward, "done": episode.state.is_over, "metadata": metadata}
@@ -446,7 +446,7 @@ def write_tool(tool: Tool) -> dict[str, Any]:
 
 
 def write_shown_task(task: Task, index: int) -> dict[str, Any]:
-    """Write what clients may know of a task; its answer is not part of it."""
+    """Encode the public fields of a task, without its answer."""
     return {"index": index, "id": task.id, "type": task.type, "prompt": task.prompt}
 
 

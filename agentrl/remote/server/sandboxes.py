@@ -1,4 +1,4 @@
-"""The server of sandboxes (`agentrl sandbox serve`), which shares the core of the environment server.
+"""Server of sandboxes (`agentrl sandbox serve`), which shares the core of the environment server.
 
 Each client has its own sandbox. Calls may be retried: each has an id and is executed once.
 """
@@ -47,7 +47,7 @@ class _SandboxCall:
 
 
 class ServedSandbox:
-    """A sandbox and its calls, several of which may run at once."""
+    """Sandbox and its calls, several of which may run at the same time."""
 
     def __init__(self, sandbox: Sandbox, clock: Clock) -> None:
         self.sandbox = sandbox
@@ -324,7 +324,7 @@ class SandboxServer:
         return dataclasses.replace(self.spec, limits=limits, network=network, env=env)
 
     def _refuse_higher(self, requested: Limits, demanded: Sequence[str]) -> None:
-        """Refuse demanded limits that are higher than the server's; other limits are lowered instead.
+        """Reject explicit limits that are higher than the server's; default limits are lowered instead.
 
         Raises:
             UsageError: a demanded limit is higher.

@@ -1,6 +1,6 @@
-"""The server of one environment: the routes of the protocol (``docs/environments/remote.md``), start and shutdown.
+"""Server of one environment: the routes of the protocol (``docs/environments/remote.md``), start and shutdown.
 
-Before it listens, the server makes one environment to check the options and find the environment's optional parts.
+Before it listens, the server creates one environment to check the options and to find the optional parts.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def make_application(
 ) -> web.Application:
     """Make an aiohttp application of the routes.
 
-    Without `token`, clients need none.
+    Without `token`, clients need no token.
     """
     routes = _Routes(info, sessions, begin, functools.cache(tasks), splits)
     application = web.Application(middlewares=[error_answers, guard(token, host)])
@@ -166,7 +166,7 @@ class ServerSettings:
     host: str = "127.0.0.1"
     """Address to listen on; the default is reachable from this machine only."""
     port: int = 0
-    """Port; 0 takes any free one."""
+    """Port; 0 for any free one."""
     token: str | None = None
     """Token that clients must send; ``None`` requires none."""
     max_sessions: int = 256
@@ -176,9 +176,9 @@ class ServerSettings:
     workers: int = 4
     """Number of threads or processes, for environments that do not run in the event loop."""
     reset_timeout_s: float = 60.0
-    """Seconds in which an environment must be made and reset."""
+    """Timeout in seconds for creating and resetting an environment."""
     step_timeout_s: float = 30.0
-    """Seconds in which any other call must finish."""
+    """Timeout in seconds of all other calls."""
 
     @property
     def most_connections(self) -> int:

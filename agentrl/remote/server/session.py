@@ -1,4 +1,4 @@
-"""Sessions of clients, each with its own environment; execution of their requests; errors; leases.
+"""Client sessions, each with its own environment: execution of requests, errors, leases.
 
 Requests may be retried: each has a number and is executed once. An abandoned session is closed when its lease expires.
 """
@@ -43,7 +43,7 @@ def refusal_kind(error: Exception) -> RefusalKind:
 
 
 def message_of(error: Exception) -> str:
-    """Return an error's text; errors from outside agentrl get their type's name."""
+    """Return an error's text; for errors from outside agentrl, with the name of the type."""
     return str(error) if isinstance(error, Refusal | AgentRLError) else f"{type(error).__name__}: {error}"
 
 
@@ -143,7 +143,7 @@ class Session:
         return method.result.write(result)
 
     async def close(self) -> None:
-        """Return the environment to the pool; one that failed or is still running a request is discarded."""
+        """Return the environment to the pool, which discards it if it failed or is still executing a request."""
         if self._work is not None and not self._work.done():
             self._work.cancel()
             await asyncio.wait({self._work})
@@ -223,7 +223,7 @@ class Leases(Generic[L]):
         if not _NAME.fullmatch(name):
             expected = "expected 8 to 64 letters, digits, - or _"
             raise Refusal(RefusalKind.REQUEST, f"{name[:80]!r} is not a valid name of a {self._noun}: {expected}")
-        if name in self._ended:  # the client closed it without waiting for the answer to its opening
+        if name in self._ended:  # the client closed it before the answer to its opening
             raise Refusal(RefusalKind.SESSION, f"the {self._noun} {name} was closed")
 
     async def open(self, name: str, begin: Callable[[], Coroutine[Any, Any, L]]) -> L:

@@ -25,17 +25,17 @@ _CAPABILITIES = ("SETUID", "SETGID", "KILL", "CHOWN")
 """Capabilities that the supervisor needs to run commands as a user without capabilities, and to kill them."""
 _SHARED_MEMORY = 64 * MIB
 _RESERVE = 32 * MIB
-"""Memory that files cannot use, so that the supervisor can still start processes."""
+"""Memory reserved from tmpfs files, so that the supervisor can still start processes."""
 _SUPERVISORS = 64
 """Maximum processes of the supervisor, in addition to those of commands: one for each running command."""
 _ULIMITS = {"core": 0, "msgqueue": 0}
 _PODMAN_ULIMITS = {"nofile": 1024, "nproc": 4096}
-"""Limits that Podman would otherwise raise to the kernel's maximum, for which it may lack the rights."""
+"""Limits that Podman would otherwise raise to the kernel's maximum, which it may not be permitted to do."""
 _FIRST_USER, _FIRST_MAPPED_USER = 1_000_000_000, 10_000
 _ANSWERS = 1
 """File descriptor for the supervisor's answers: standard output."""
 OWNER, UNTIL = "agentrl.owner", "agentrl.until"
-"""Labels with the owning process, and the time (seconds since 1970) at which the container will have ended itself."""
+"""Labels for the owning process and for the Unix time in seconds by which the container has exited on its own."""
 SLACK_S = 60.0
 """Maximum difference between the clocks of machines, in seconds."""
 
@@ -45,7 +45,7 @@ class DockerOptions:
     """Options of docker sandboxes: a spec's `options`."""
 
     python: str = "python3"
-    """Python 3.10 or newer of the image, which runs the supervisor: a name in the image's ``PATH``, or a path."""
+    """The image's Python (3.10 or newer), which runs the supervisor: a name in the image's ``PATH``, or a path."""
     folder: str | None = None
     """Working folder of commands, with the image's content; by default the image's working folder, or ``/work``."""
     readable: tuple[str, ...] = ()
@@ -120,7 +120,7 @@ class Image:
     folder: str
     """Working folder of commands."""
     volumes: tuple[str, ...]
-    """Folders that the daemon would make writable, on disk."""
+    """Volumes of the image, which the daemon would make writable on disk."""
     content: bytes = b""
     """Content of `folder` as a tar file whose paths begin with the folder's name; empty if there is none."""
 
@@ -139,7 +139,7 @@ class Image:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traits:
-    """Properties in which daemons differ."""
+    """Properties that differ between daemons."""
 
     is_mapped: bool = False
     """True if the daemon maps user IDs, so that only some exist."""
@@ -246,7 +246,7 @@ def _writable(limits: Limits, folders: tuple[str, ...], traits: Traits) -> dict[
 
 
 def _room(limits: Limits) -> int:
-    """Return the size of each tmpfs mount, so that the usual ones fit into memory together."""
+    """Return the size of each tmpfs mount, small enough that the default mounts together fit into memory."""
     memory, disk = limits.memory_bytes or 0, limits.disk_bytes or 0
     return max(min(disk, (memory - _RESERVE) // 3), MIB)
 
@@ -266,7 +266,7 @@ def labels(life_s: float, now: float) -> dict[str, str]:
 
 
 def is_left_behind(labels: Mapping[str, str], now: float) -> bool:
-    """Return True if a container with these labels can be removed: its time is over, or its owner has ended.
+    """Return True if a container with these labels can be removed: its lifetime is over, or its owner has ended.
 
     The end of the owner is detected on the owner's machine only.
     """

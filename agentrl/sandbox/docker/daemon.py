@@ -19,7 +19,7 @@ from agentrl.sandbox.docker.container_plan import OWNER, DockerOptions, Image, T
 _log = logging.getLogger(__name__)
 EXTRA = Extra(name="docker", module="docker")
 DAEMON_TIMEOUT_S = 60.0
-"""Timeout of each answer of the daemon."""
+"""Timeout in seconds of each request to the daemon."""
 _PLAIN = ("unix://", "tcp://", "http://")
 _PROGRESS_EVERY_S = 5.0
 _REMOVALS = 600
@@ -27,7 +27,7 @@ _MAX_CONTENT = 2**30
 
 
 class Daemon:
-    """Daemon that has answered. Its methods raise `SandboxError` if it fails.
+    """Connection to a daemon that has answered. Methods raise `SandboxError` if the daemon fails.
 
     Raises:
         UsageError: the daemon does not answer, or the extra ``docker`` is not installed.
@@ -56,7 +56,7 @@ class Daemon:
 
     @contextlib.contextmanager
     def client(self, doing: str) -> Iterator[Any]:
-        """Connect to the daemon; its errors become a `SandboxError` of the operation `doing`."""
+        """Connect to the daemon; its errors are raised as a `SandboxError` that names the operation `doing`."""
         sdk = EXTRA.load()
         with boundary(SandboxError, doing):
             api = sdk.APIClient(base_url=self.url, version=self._version or "1.40", timeout=DAEMON_TIMEOUT_S)
@@ -68,7 +68,7 @@ class Daemon:
         return self._images.get((name, options.folder))
 
     def image(self, name: str, options: DockerOptions) -> Image:
-        """Describe an image; a missing one is pulled, unless the options forbid it.
+        """Inspect an image; pull it first if it is missing and the options allow it.
 
         Raises:
             UsageError: the image does not exist, or its folder is too large.
@@ -143,7 +143,7 @@ class Daemon:
             return found
 
     def forget_images(self) -> None:
-        """Inspect images again before they are used, because one was removed."""
+        """Clear the cache of inspected images, because one was removed."""
         self._images.clear()
 
     def wait_for_start(self, per_s: float) -> None:
@@ -171,7 +171,7 @@ class Daemon:
         raise SandboxError("a container cannot be removed", got=identity)
 
     def sweep(self) -> int:
-        """Remove the containers that ended processes have left behind; return their number."""
+        """Remove containers left behind by processes that have ended; return their number."""
         removed = self.remove_labelled(OWNER, lambda labels: is_left_behind(labels, time.time()))
         if removed:
             _log.info("removed %d containers that were left behind", removed)
@@ -220,7 +220,7 @@ def find_daemon(url: str | None) -> Daemon:
 
 
 def describe_daemon() -> str:
-    """Return the name of the daemon that sandboxes would use, or the reason why there is none."""
+    """Describe the daemon that sandboxes would use, or why none is available."""
     try:
         return find_daemon(None).name
     except UsageError as lacking:

@@ -1,8 +1,8 @@
 """Back end ``docker``: containers of Docker or Podman, through the Docker API.
 
 The first process of a container is the same supervisor as in local sandboxes, run by the image's Python. The host
-communicates with it through the container's standard input and output. It ends with all processes of the container when
-that connection closes or its lifetime is over.
+communicates with it through the container's standard input and output. It ends, and
+all processes of the container with it, when that connection closes or the lifetime is over.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from agentrl.sandbox.supervisor import NOT_FOUND
 
 _log = logging.getLogger(__name__)
 STARTS, ENDS = 8, 4
-"""Numbers of threads that start and end containers, which limit the daemon's concurrent work."""
+"""Numbers of threads that start and remove containers; they limit the load on the daemon."""
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _ATTACHED = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
 _HEAD = struct.Struct(">BxxxI")
@@ -53,11 +53,11 @@ _MAX_ERRORS = 4000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Container:
-    """Started container, whose supervisor has received its opening."""
+    """Started container whose supervisor has received its opening message."""
 
     id: str
     end: socket.socket
-    """Socket to its standard input and from its output."""
+    """Socket attached to its standard input and output."""
     daemon: Daemon
     image: Image
     started: float = field(default_factory=time.monotonic)
@@ -76,7 +76,7 @@ class Container:
 
 
 def start_container(daemon: Daemon, wanted: Plan) -> Container:
-    """Start a container and send its supervisor the opening.
+    """Start a container and send its supervisor the opening message.
 
     Raises:
         UsageError: the image has no Python.
@@ -157,7 +157,7 @@ class Frames:
         """Read the next bytes of standard output.
 
         Raises:
-            asyncio.IncompleteReadError: the output ended before.
+            asyncio.IncompleteReadError: the output ended first.
         """
         while len(self._output) < size:
             kind, length = _HEAD.unpack(await self._stream.readexactly(_HEAD.size))
@@ -185,7 +185,7 @@ class ContainerPool:
         self._ends = ThreadPoolExecutor(ENDS, "agentrl-docker-end")
 
     async def obtain(self, spec: SandboxSpec, options: DockerOptions) -> Container:
-        """Start a container for a sandbox, or take a warm one; a cancelled call leaves none behind.
+        """Start a container for a sandbox, or take a warm one; a cancelled call leaves no container behind.
 
         Raises:
             UsageError: no daemon answers, or the image cannot be used.
@@ -254,7 +254,7 @@ class ContainerPool:
             return self._daemons[url]
 
     def _take(self, daemon: Daemon, wanted: Plan) -> Container | None:
-        """Take a warm container, and start another in its place; ``None`` if there is none."""
+        """Take a warm container and start a replacement; return ``None`` if no warm container exists."""
         kept = self._warm[f"{daemon.url} {wanted.key}"]
         while True:
             try:
@@ -352,7 +352,7 @@ class DockerSandbox(SupervisedSandbox):
             await self._unpack(image.content)
 
     async def _unpack(self, content: bytes) -> None:
-        """Copy the image's content of the working folder into the tmpfs that hides it."""
+        """Copy the image's working folder into the tmpfs that is mounted over it."""
         unpacked = await self.exec(["/bin/tar", "-xpf", "-", "--strip-components=1"], stdin=content)
         if unpacked.exit_code == NOT_FOUND:
             raise UsageError("an image has no /bin/tar", got=self.spec.image, hint="add it: apt-get install tar")

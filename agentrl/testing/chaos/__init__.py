@@ -1,4 +1,4 @@
-"""Random faults in real training runs, and an exact account of what became of every episode.
+"""Random faults in real training runs, and an exact check of what happened to every episode.
 
     campaign ──► runs `agentrl train` as a child process, injects planned faults, resumes it
        │             │
@@ -7,6 +7,6 @@
        ▼
     check: ledger against the run's folder ──► lost, duplicated, mislabelled; the campaign adds hung and unclear
 
-The account does not rely on the code under test: an episode is identified by its return, which the environment makes
-unique, and what was trained is what the trainer handed to a reward shaping.
+The check does not rely on the code under test: an episode is identified by its return, which the environment makes
+unique, and the trained episodes are those that the trainer passed to a reward shaping function.
 """

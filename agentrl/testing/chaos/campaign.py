@@ -1,4 +1,4 @@
-"""Campaign of random faults over runs of several kinds.
+"""Fault-injection campaign over runs of several kinds.
 
 for each scenario in turn, until all faults have happened:
 a `DisturbedRun` of the scenario gets its share of the faults, finishes, and is checked
@@ -22,7 +22,7 @@ from agentrl.testing.chaos.world import Words
 def run_campaign(
     settings: CampaignSettings, scenarios: Sequence[Scenario], faults: int, say: Callable[[str], None]
 ) -> CampaignResult:
-    """Inject faults into runs of all scenarios in turn, until there were `faults`.
+    """Inject `faults` faults into runs of all scenarios in turn.
 
     `say` gets one line per fault and per run.
     """
@@ -36,7 +36,7 @@ def run_campaign(
             run = DisturbedRun(settings, scenario, number, model, result, began, say)
             stack.callback(run.close)
             if not run.play(min(settings.per_run, faults - len(result.faults))):
-                break  # it cannot even start, as the result says
+                break  # it cannot start, as the result reports
         number += 1
     return result
 
@@ -53,5 +53,5 @@ def make_model(settings: CampaignSettings) -> str:
     overrides = [f"environment={env}", *LOCAL_ENGINE, *COMMON, *SCRATCH, *LIMITS, *words]
     done = subprocess.run([*AGENTRL, "train", *overrides], capture_output=True, text=True)
     if done.returncode:
-        raise TrainingError("the run that makes the model failed", got=done.stderr[-2000:])
+        raise TrainingError("the training run that creates the model failed", got=done.stderr[-2000:])
     return str(folder / "run" / "model")

@@ -1,16 +1,16 @@
-"""Account of a run's episodes: the ledger against the run's folder and the updates that the trainer made.
+"""Comparison of the ledger with the run's folder and with the updates that the trainer made.
 
 ====================  ==================================================================================================
-lost                  a started task that neither trained nor is named with a reason; a record of an update that the
+lost                  a started task that was neither trained nor recorded with a reason; a record of an update that the
                       trainer never made
 duplicated            an episode, a member of a group or a group that trained twice
 mislabelled           a stored reward, outcome, success, action or observation that differs from the ledger; metrics of
                       other episodes than the update's; an infrastructure failure that trained
 ====================  ==================================================================================================
 
-An episode of the ledger is found by its seed and its return, which `agentrl.testing.chaos.world.LedgerEnv` makes
-unique. What trained is what `agentrl.testing.chaos.witness` received. Updates that a resumed run repeated do not count:
-the update of step N is the last one with the episodes that the run's records of step N name.
+An episode of the ledger is identified by its seed and its return, which `agentrl.testing.chaos.world.LedgerEnv` makes
+unique. The trained episodes are those that `agentrl.testing.chaos.witness` received. An update that a resumed run
+repeated counts once: the update of step N is the last one with the episodes that the run's records of step N name.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from agentrl.testing.chaos.world import read_ledger
 from agentrl.trajectory import Trajectory
 
 COMPARED_CHARACTERS = 200
-"""Length of the beginning of an observation that must be in the stored messages; long ones are cut."""
+"""Number of leading characters of an observation that must be in the stored messages, which may be truncated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerEpisode:
-    """An episode as the environment saw it and wrote it to the ledger."""
+    """Episode as the environment recorded it in the ledger."""
 
     seed: int
     actions: tuple[str, ...] = ()
     observations: tuple[str, ...] = ()
-    """Observation of the reset, then of each step."""
+    """Observations of the reset and of each step, in order."""
     total: float = 0.0
     ended: bool = False
     """True if the environment terminated the episode."""
@@ -87,7 +87,7 @@ class Account:
     trained: int = 0
     """Number of episodes that trained."""
     named: Counter[str] = field(default_factory=Counter)
-    """Number of groups by what became of them."""
+    """Number of groups by result."""
 
     def add(self, other: Account) -> None:
         """Add the findings about another run."""
@@ -101,7 +101,7 @@ class Account:
 def check_run(
     folder: Path, ledger: Path, *, group_size: int, max_left_over: int, damage: Damage | None = None
 ) -> Account:
-    """Compare a finished run with its ledger; at most `max_left_over` groups may be left over after its last step."""
+    """Compare a finished run with its ledger; at most `max_left_over` groups may be unused after its last step."""
     return _Check(folder, ledger, group_size, max_left_over, damage or Damage()).run()
 
 
@@ -210,7 +210,7 @@ class _Check:
                 self.account.mislabelled.append(f"{name}: it trained in step {step} after {stored.outcome}")
 
     def _find_update(self, rewards: Sequence[float], count: int) -> tuple[float, ...] | None:
-        """Return the last update of `count` episodes with these returns; destroyed records may miss some."""
+        """Return the last update of `count` episodes with these returns, except those of destroyed records."""
         wanted = Counter(rewards)
         return next((u for u in reversed(self._updates) if len(u) == count and not wanted - Counter(u)), None)
 
@@ -223,14 +223,14 @@ class _Check:
             )
 
     def _check_groups(self) -> None:
-        """Check that every position of the task order is named, and every member of a trained group trained once."""
+        """Check that records cover each position of the task order, and that members of trained groups trained once."""
         names = {*self._groups, *(trajectory.group_id for trajectory in self._stored.values())}
         positions = {int(name.partition("-")[0]): name for name in names}
         for position in range(max(positions, default=-1) + 1):
             if position not in positions:
                 self.account.lost.append(f"group {position}: no record of it, although later groups were started")
             elif positions[position] not in self._groups:
-                self.account.lost.append(f"group {positions[position]}: no record names what became of it")
+                self.account.lost.append(f"group {positions[position]}: no record states its result")
         for name, records in self._groups.items():
             self.account.named[records[-1]["end"]] += 1
             trainings = [record["step"] for record in records if record["end"] == GroupEnd.TRAINED]
@@ -265,7 +265,7 @@ class _Check:
         return stored.outcome is not None and stored.outcome.is_infrastructure and bool(stored.error)
 
     def _check_started(self) -> None:
-        """Check that every task that the environment played is stored, or one of a named group."""
+        """Check that every played episode is stored or belongs to a recorded group."""
         for name, episode in self._played.items():
             if episode.actions and episode.seed not in self._seeds:
                 self.account.lost.append(f"episode {name} of seed {episode.seed} was played, but is not stored")
@@ -301,7 +301,7 @@ def _decoded_lines(file: Path) -> Iterator[dict[str, Any]]:
 
 
 def _group_records(records: Iterable[Mapping[str, Any]], damage: Damage) -> dict[str, list[Mapping[str, Any]]]:
-    """Return the records of each group, in their order; a destroyed one counts if the group has no other."""
+    """Return the records of each group in order; a destroyed record counts if the group has no other."""
     found: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for record in records:
         if record["kind"] == "group":

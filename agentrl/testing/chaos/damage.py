@@ -1,4 +1,4 @@
-"""Damage to the files of a run that is not running, and the records that it destroys."""
+"""Damage to the files of a stopped run, and the records that it destroys."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from agentrl.observe.trajectory_store import step_files
 from agentrl.testing.chaos.plan import PlannedFault, Target
 
 MAX_CUT_BYTES = 4000
-"""Maximum number of bytes that are cut off from a file of records."""
+"""Maximum number of bytes truncated from a file of records."""
 
 
 @dataclass(slots=True)
 class Damage:
-    """Records that a fault destroyed; the account does not miss them."""
+    """Records that a fault destroyed, which the check therefore does not require."""
 
     ids: set[str] = field(default_factory=set)
     """Ids of trajectories and groups."""
@@ -31,7 +31,7 @@ class Damage:
     """Seeds of trajectories."""
 
     def add_line(self, line: bytes, step: int) -> None:
-        """Note a line of the trajectory store or of the metrics that is going to be destroyed."""
+        """Record a line of the trajectory store or of the metrics before it is destroyed."""
         try:
             record = decode_record(line)
         except ValueError:
@@ -47,9 +47,9 @@ class Damage:
 
 
 def damage_files(fault: PlannedFault, run: RunDirectory, damage: Damage) -> str:
-    """Damage a file of the run and note the records that it destroys; return a description, empty if there is none.
+    """Damage a file of the run and record what was destroyed; return a description, empty if no file was damaged.
 
-    Of the checkpoints only the newest one is damaged, and only if there is another.
+    Only the newest checkpoint is damaged, and only if there is an older one.
     """
     rng = random.Random(fault.draw)
     if fault.target is Target.CHECKPOINT:

@@ -1,11 +1,11 @@
-"""A run that is disturbed: start, faults, resumes, and the end.
+"""Run under fault injection: start, faults, resumes, and end.
 
     start or resume the run ─► wait for some events ─► inject a fault ─► (resume, if the run has ended) ─► … ─►
     stop the run, resume it for its last steps, and check every episode
 
 A run is *hung* if neither its episodes nor its steps make progress for `Patience.stall_s`, if it does not end in time
-when it is told to, or if it leaves processes behind. Its end is *unclear* if it ends on its own without
-success and without an error message, or with a traceback.
+after a signal, or if it leaves processes behind. Its end is *unclear* if it fails on its own without an error message,
+or with a traceback.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ from agentrl.testing.chaos.servers import FaultyProxy, FaultyServer, start_engin
 from agentrl.testing.chaos.world import Ledger
 
 UNEXPECTED = "unexpected error: run the command again"
-"""Text after the message of an exception that no part of agentrl expected."""
+"""Text that follows the message of an unexpected exception."""
 TRACEBACK = "Traceback (most recent call last)"
 PER_RUN = 10
 """Faults in one run."""
 LEFT_OUTPUT_S = 5.0
-"""Seconds for the last output of a process that has ended; others may hold its pipe open."""
+"""Seconds to wait for the last output of an ended process; others may hold its pipe open."""
 LAST_STEPS = 2
 """Steps of a run after its last fault."""
 MAX_RESUMES = 3
-"""Number of times that a run may end with an error, without progress, before it counts as one that cannot resume."""
+"""Number of consecutive errors without progress after which a run counts as not resumable."""
 _PROGRESS = re.compile(
     r"step \d+/|run /|saved /|measure it|read it|report: |resume with|\w+, step \d+|kept \d+|[\d,]+ steps of "
 )
-"""Lines of the output that say nothing about a fault."""
+"""Pattern of output lines that only report progress."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,11 +65,11 @@ class Patience:
     stall_s: float = 120.0
     """Seconds without progress after which a run is hung."""
     factor: float = 1.0
-    """Factor of the limits below, for a busy machine."""
+    """Factor by which a busy machine scales the limits below."""
     end_s: float = 20.0
-    """Seconds for the end after Ctrl-C or SIGTERM, and for processes that are left after the end."""
+    """Seconds within which a run must end after Ctrl-C or SIGTERM, and its remaining processes after its end."""
     end_twice_s: float = 5.0
-    """Seconds for the end after a second Ctrl-C."""
+    """Seconds within which a run must end after a second Ctrl-C."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,18 +80,18 @@ class CampaignSettings:
     """Empty folder for runs, ledgers and outputs."""
     seed: int = 0
     words: Sequence[str] = ()
-    """Config and overrides of the user, in addition to those of the kit."""
+    """User's config and overrides, in addition to the defaults of this package."""
     config: str | list[str] | None = None
     environment: str | None = None
-    """Environment instead of the kit's own."""
+    """Environment that replaces the default one."""
     model: str | None = None
-    """Model instead of a small one with random weights."""
+    """Model that replaces the default one, which is small and has random weights."""
     patience: Patience = field(default_factory=Patience)
     per_run: int = PER_RUN
     most_events: int = MAX_EVENTS
     """Maximum number of events of the environments between two faults."""
     program: Sequence[str] = (sys.executable, "-m", "agentrl.testing.chaos.program")
-    """Program that takes an inbox, a ledger and the words of a command."""
+    """Command line of the program under test; its arguments are an inbox, a ledger and a command."""
 
 
 class _LedgerCounts:
@@ -102,7 +102,7 @@ class _LedgerCounts:
         self._path, self._position = path, 0
 
     def read(self) -> _LedgerCounts:
-        """Count the events that are new."""
+        """Count the events added since the last call."""
         with self._path.open("rb") as file:
             file.seek(self._position)
             *lines, rest = file.read().split(b"\n")
@@ -211,7 +211,7 @@ class DisturbedRun:
         return injected
 
     def _reach(self, fault: PlannedFault) -> bool:
-        """Wait for the moment of a fault in a running process; False if the process ended or hung before."""
+        """Wait until a fault is due in a running process; return False if the process ended or hung first."""
         if self._process is None:
             self._start()
         wanted = self._ledger.read().events + fault.after_events
@@ -234,7 +234,7 @@ class DisturbedRun:
         self._process = subprocess.Popen(
             [*self._settings.program, str(self.inbox), str(self.ledger_file), "train", *words],
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,  # a full disk must not hide what the run says
+            stdout=subprocess.PIPE,  # a full disk must not hide the run's output
             stderr=subprocess.STDOUT,
             env={**os.environ, MARK: self._mark, "OMP_NUM_THREADS": "1"},
             start_new_session=True,
@@ -248,7 +248,7 @@ class DisturbedRun:
         return f"{self.name}/{self._starts}/{os.getpid()}"
 
     def _wait(self, condition: Callable[[], bool], *, poll_s: float = 0.02) -> bool:
-        """Wait for a condition; False if the process ends first, or makes no progress for `Patience.stall_s`."""
+        """Wait for a condition; return False if the process ends first or makes no progress for `Patience.stall_s`."""
         seen, since = self._signature(), time.monotonic()
         while not condition():
             if not self._is_running():
@@ -267,7 +267,7 @@ class DisturbedRun:
         return tuple(file.stat().st_size if file.exists() else 0 for file in files)
 
     def _is_running(self) -> bool:
-        """Return True while the process runs; note its end otherwise."""
+        """Return True while the process runs; otherwise record its end."""
         if self._process is None:
             return False
         if self._process.poll() is None:
@@ -276,7 +276,7 @@ class DisturbedRun:
         return False
 
     def _inject(self, fault: PlannedFault) -> bool:
-        """Inject a fault; return False if there is nothing to hit."""
+        """Inject a fault; return False if its target does not exist."""
         self._report_latest()
         now = round(time.monotonic() - self._began, 1)
         record = self._latest = FaultRecord(run=self.name, target=fault.target, way=fault.way, time_s=now)
@@ -288,12 +288,12 @@ class DisturbedRun:
             return False
         record.detail = detail
         self._result.faults.append(record)
-        if self._process is None and fault.target not in FILES:  # a resumed run tells which file is damaged
+        if self._process is None and fault.target not in FILES:  # a resumed run reports the damaged file
             self._report_latest()
         return True
 
     def _apply(self, fault: PlannedFault) -> str | None:
-        """Apply a fault; return what it hit, or ``None`` if there is nothing to hit."""
+        """Apply a fault; return its target, or ``None`` if the target does not exist."""
         assert self._process is not None
         rng = random.Random(fault.draw)
         match fault.target:
@@ -334,7 +334,7 @@ class DisturbedRun:
         return self._await_effect()
 
     def _await_effect(self) -> str | None:
-        """Wait until a fault inside the process or the proxy took effect; ``None`` if the process ended before."""
+        """Wait until a fault in the process or proxy has taken effect; return ``None`` if the process ended first."""
         before = self._ledger.read().faults
         return "" if self._wait(lambda: self._ledger.read().faults > before) else None
 
@@ -366,7 +366,7 @@ class DisturbedRun:
             self._note_end("SIGKILL")
 
     def _stop(self, *signals: str) -> None:
-        """Tell the process to end with one signal or two, and wait for it; kill it if it is late."""
+        """Send the process one or two signals and wait for its end; kill it if it misses the deadline."""
         assert self._process is not None
         for number, way in enumerate(signals):
             if number:
@@ -382,7 +382,7 @@ class DisturbedRun:
         self._note_end(" and ".join(signals))
 
     def _note_end(self, signals: str) -> None:
-        """Note how the process ended, and that none of its processes are left.
+        """Record how the process ended, and check that none of its child processes are left.
 
         Args:
             signals: Names of the signals that were sent to end it; empty if it ended on its own.
@@ -415,10 +415,10 @@ class DisturbedRun:
             self._say(str(record))
 
     def _settle(self) -> None:
-        """Stop the process, if it runs, after its last fault."""
+        """Stop the process after its last fault, if it still runs."""
         if self._process is not None and self._is_running():
             self._wait_for_steps(1)
-        if self._latest is None or self._latest.target not in FILES:  # the last process tells which file is damaged
+        if self._latest is None or self._latest.target not in FILES:  # the last process reports the damaged file
             self._report_latest()
         if self._process is not None and self._is_running():
             self._stop("SIGINT")
@@ -467,7 +467,7 @@ class DisturbedRun:
         return self._output.read_bytes()[self._read_from :].decode(errors="replace")
 
     def _first_message(self) -> str:
-        """Return the error in the output since the latest fault, or else the first line that is not only progress."""
+        """Return the error in the output since the latest fault, or else the first line that is not a progress line."""
         lines = [line.strip() for line in self._text().splitlines() if line.strip()]
         errors = [line for line in lines if line.startswith("error: ")]
         return next(iter([*errors, *(line for line in lines if not _PROGRESS.match(line))]), "")[:300]
@@ -492,8 +492,10 @@ class DisturbedRun:
 def is_clear_end(code: int, signals: str, text: str) -> bool:
     """Return True if a process succeeded, was ended by signals, or ended with an error message in its output."""
     _, error, after = text.rpartition("error: ")
-    has_message = bool(error) and UNEXPECTED not in text and TRACEBACK not in after  # a worker's may come before
-    # the second of two signals may arrive when Python has put its handlers away already
+    has_message = (
+        bool(error) and UNEXPECTED not in text and TRACEBACK not in after
+    )  # a worker's traceback may come first
+    # the second signal may arrive after Python has removed its handlers
     was_stopped = code == 130 or (" and " in signals and code in (-signal.SIGINT, -signal.SIGTERM))
     return code == 0 or (code in (1, 2) and has_message) or (bool(signals) and was_stopped and TRACEBACK not in text)
 

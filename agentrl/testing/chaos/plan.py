@@ -61,32 +61,32 @@ WAYS: dict[Target, tuple[str, ...]] = {
     Target.METRICS: ("a changed byte", "a missing end"),
     Target.CHECKPOINT: ("a changed byte", "a missing end", "a missing file"),
 }
-"""Faults of each target. Those of files happen after SIGKILL, before the run is resumed."""
+"""Faults of each target. Files are damaged after SIGKILL, before the run is resumed."""
 SERVED_ANSWERS = ("lost", "late", "failed", "truncated", *["a garbled field"] * 6)
 """Faults of an engine server's answers: a garbled field is any field of its JSON."""
 MAX_EVENTS = 300
-"""Maximum number of events in the ledger between two faults: about eight steps of the kit's own runs."""
+"""Maximum number of events in the ledger between two faults: about eight steps of the default runs."""
 FILES = (Target.STORE, Target.METRICS, Target.CHECKPOINT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedFault:
-    """A fault, and the moment at which it happens."""
+    """Fault with the time at which it is injected."""
 
     target: Target
     way: str
     after_events: int
-    """Number of events in the ledger, after the previous fault, that have to pass first."""
+    """Number of ledger events to wait for after the previous fault."""
     delay_s: float
-    """Seconds after these events: also for moments in which no episode runs."""
+    """Additional seconds after these events, so that faults also hit times in which no episode runs."""
     draw: int
-    """Seed of everything else: the process among several, the byte of a file."""
+    """Seed of the remaining choices, such as one of several processes or a byte of a file."""
 
 
 def plan_faults(
     seed: str, ways: Mapping[Target, Sequence[str]], *, most_events: int = MAX_EVENTS
 ) -> Iterator[PlannedFault]:
-    """Yield an endless sequence of faults; targets are equally frequent, and so are the faults of a target.
+    """Yield an endless sequence of faults, with all targets equally likely, and all faults of a target.
 
     `ways` are the faults of each target; at most `most_events` events lie between two faults.
     """

@@ -1,4 +1,4 @@
-"""Processes of a run: found by a variable of their environment, wherever their parents have gone."""
+"""Processes of a run, found by an environment variable even if their parents have ended."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from agentrl.sandbox.supervisor import process_parents, send_signal
 from agentrl.testing.chaos.plan import Target
 
 MARK = "AGENTRL_CHAOS"
-"""Environment variable whose value all processes of one process of a run share."""
+"""Environment variable that a process of a run and all its descendants share."""
 PROCESS_POLL_S = 0.05
 PAUSE_S = 2.0
 """Seconds between SIGSTOP and SIGCONT."""
 
 
 def find_processes(target: Target, mark: str, trainer: int) -> list[int]:
-    """Return the processes that a fault may hit, in a fixed order."""
+    """Return the possible targets of a fault, in a fixed order."""
     lines = {pid: command_line(pid) for pid in marked_processes(mark, MARK) if pid != trainer}
     if target is Target.RANK:
         return sorted(pid for pid, line in lines.items() if "agentrl.builders.workers" in line)
@@ -47,7 +47,7 @@ def send(way: str, pid: int) -> None:
 
 
 def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
-    """Wait until a condition holds; return False if it does not within `seconds`."""
+    """Wait until a condition holds; return False after `seconds`."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:

@@ -1,8 +1,8 @@
-"""The program `agentrl`, with faults inside its process: answers of the local engine, the clock, a slow disk.
+"""Entry point `agentrl` with faults in its process: garbled answers of the local engine, clock jumps, a slow disk.
 
     python -m agentrl.testing.chaos.program INBOX LEDGER train …
 
-A fault is a file in the folder INBOX, which this process removes when it takes the fault. Nothing else differs from
+A fault is a file in the folder INBOX, which this process removes when it accepts the fault. Otherwise the program is
 ``agentrl train …``.
 """
 
@@ -28,12 +28,12 @@ from agentrl.testing.chaos.world import Ledger
 
 COMMAND_POLL_S = 0.02
 LATE_ANSWER_S = 3.0
-"""Seconds by which a late answer is late."""
+"""Delay in seconds of a late answer."""
 SLOW_DISK_S = 2.0
-"""Seconds by which a sync to a slow disk takes longer."""
+"""Delay in seconds of a sync to a slow disk."""
 SLOW_SYNCS = 3
 CLOCK_S = 86_400.0
-"""Seconds by which the clock jumps."""
+"""Size in seconds of a clock jump."""
 
 
 def garbled_fields(
@@ -79,13 +79,13 @@ class Inbox:
         self._folder, self._ledger = folder, ledger
         self._answers: deque[dict[str, Any]] = deque()
         self._garbled: dict[str, dict[str, Any]] = {}
-        """Faults by the ids of the requests whose answers they change."""
+        """Pending faults by the id of the request whose answer they change."""
         self._clock_s = 0.0
         self._slow_syncs = 0
         self._sync, self._time = os.fsync, time.time
 
     def install(self) -> None:
-        """Replace the engine's methods, ``time.time`` and ``os.fsync``, and begin to read the folder."""
+        """Patch the engine's methods, ``time.time`` and ``os.fsync``, and start to watch the folder."""
         generate, answer = LocalEngine.generate, LocalEngine._answer
 
         async def disturbed_generate(engine: LocalEngine, request: GenerateRequest) -> Generation:
@@ -134,7 +134,7 @@ class Inbox:
         self._sync(descriptor)
 
     async def _disturb(self, request: GenerateRequest) -> None:
-        """Lose, delay or fail a request, or note that its answer is to be garbled."""
+        """Drop, delay or fail a request, or mark its answer to be garbled."""
         if not self._answers:
             return
         fault = self._answers.popleft()
@@ -150,7 +150,7 @@ class Inbox:
                 self._garbled[request.request_id] = fault
 
     def _garble(self, engine: LocalEngine, job: Any) -> None:
-        """Change the answer of a request in place, before anything has read it."""
+        """Change the answer of a request in place, before it is read."""
         fault = self._garbled.pop(job.request.request_id, None)
         if fault is None or job.future.cancelled() or not (answer := job.future.result()).token_ids:
             return

@@ -1,4 +1,4 @@
-"""Result of a campaign: faults, and what they did to runs and episodes."""
+"""Result of a campaign: faults, and their effects on runs and episodes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from agentrl.testing.chaos.check import Account
 
 @dataclass(slots=True, kw_only=True)
 class FaultRecord:
-    """A fault that was injected, and what the run did."""
+    """Injected fault and the run's reaction."""
 
     run: str
     target: str
@@ -18,11 +18,11 @@ class FaultRecord:
     time_s: float
     """Seconds since the start of the campaign."""
     detail: str = ""
-    """The process, byte or file that it hit."""
+    """Process, byte or file that the fault hit."""
     said: str = ""
     """First message of the run after the fault."""
     ended: str = ""
-    """Way in which the process of the run ended; ``went on`` if the fault did not end it."""
+    """How the run's process ended; ``went on`` if it survived the fault."""
 
     def __str__(self) -> str:
         what = ", ".join(filter(None, (f"{self.target}: {self.way}", self.detail)))

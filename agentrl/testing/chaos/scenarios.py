@@ -1,4 +1,4 @@
-"""Runs that the campaign disturbs: their configs, and the targets of their faults."""
+"""Runs for fault injection: their configs, and the targets of their faults."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ SCRATCH = (
     "model.scratch={layers: 1, hidden_size: 64, heads: 2, kv_heads: 1, vocab_size: 300, max_context: 512}",
     "model.scratch.initializer_range=0.2",
 )
-"""Model of the runs by default: small, and of a shape that vLLM and SGLang can serve."""
+"""Default model of the runs: small, with an architecture that vLLM and SGLang can serve."""
 COMMON = (
     "agent={loop: react_text, options: {format: plain, explain: false}, max_answer_tokens: 6, max_tokens: 400}",
     f"algorithm.group_size={GROUP_SIZE}",
     "trainer={tasks_per_step: 3, learning_rate: 1e-4}",
     "model.dtype=float32",
 )
-"""Settings of the kit's own runs; a config replaces them."""
+"""Settings of the default runs; a config replaces them."""
 LIMITS = (
     "trainer.steps=100000",
     "evaluation.every=0",

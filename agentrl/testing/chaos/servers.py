@@ -1,4 +1,4 @@
-"""Servers of environments and engines that a run attaches to, which the campaign kills, stops and restarts.
+"""Environment and engine servers of a run, which the campaign kills, stops and restarts.
 
 An HTTP proxy between the run and a server loses, delays and garbles its answers.
 """
@@ -35,9 +35,9 @@ from agentrl.testing.chaos.processes import MARK, kill_left, send, wait_until
 T = TypeVar("T")
 
 AGENTRL = (sys.executable, "-c", "from agentrl.cli import main; main()")
-"""The program `agentrl` of this interpreter, whatever ``PATH`` says."""
+"""The program `agentrl` of this interpreter, independently of ``PATH``."""
 HEALTH = "/health"
-"""Route of all servers that answers when they are ready."""
+"""Route that answers once a server is ready."""
 ANSWER_S = 10.0
 END_S = 30.0
 ENVIRONMENT_START_S = 180.0
@@ -54,7 +54,7 @@ DELAYED_REPLY_S = 3.0
 MAX_BODY_BYTES = 1 << 30
 HOP_HEADERS = {"content-length", "transfer-encoding", "connection", "host", "content-encoding"}
 WRONG_VALUES: tuple[Any, ...] = (None, "text", 10**7, [], {})
-"""Replacements of a value, none of which is a valid token id, log-probability or version."""
+"""Replacement values, none of which is a valid token id, log-probability or version."""
 
 
 class FaultyServer:
@@ -96,7 +96,7 @@ class FaultyServer:
             return False
 
     def unpause(self) -> None:
-        """Resume an engine that a killed run has paused, as the error of the next run asks its user to do."""
+        """Resume an engine that a killed run has paused, as the next run's error message asks the user to do."""
         if self._unpause:
             asking = urllib.request.Request(
                 self.url + self._unpause, data=b"{}", headers={"Content-Type": "application/json"}, method="POST"
@@ -105,7 +105,7 @@ class FaultyServer:
                 pass
 
     def hit(self, way: str) -> str:
-        """Send signals to one of the server's processes; restart the server unless it goes on."""
+        """Send signals to one of the server's processes; restart the server unless it survives."""
         pid = random.choice(sorted(marked_processes(self._mark, MARK)))
         detail = f"process {pid}, {Path(f'/proc/{pid}/comm').read_text().strip()}"
         send(way, pid)
@@ -117,7 +117,7 @@ class FaultyServer:
         return detail
 
     def _end(self) -> None:
-        """Tell the server to end, and kill what is left of it: some programs overwrite their environment variables."""
+        """Terminate the server and kill its remaining processes; some programs overwrite their environment."""
         started = descendants(self._process.pid)
         for number in (signal.SIGTERM, signal.SIGCONT):
             self._process.send_signal(number)
@@ -171,7 +171,7 @@ def garble_json(value: Any, rng: random.Random) -> Any:
 
 
 class FaultyProxy:
-    """Proxy of one server, in a thread of its own."""
+    """Proxy of one server, in its own thread."""
 
     def __init__(self, target: str, note: Callable[[str], None]) -> None:
         self.target = target.rstrip("/")
@@ -197,7 +197,7 @@ class FaultyProxy:
         return "http://127.0.0.1:{1}".format(*self._runner.addresses[0][:2])
 
     def inject(self, fault: PlannedFault) -> None:
-        """Apply a fault of the connections now, or one of an answer with the next request for one."""
+        """Apply a connection fault now, or an answer fault at the next request for an answer."""
         match fault.way:
             case "refused":
                 self._refuses_until = time.monotonic() + OUTAGE_S

@@ -1,4 +1,4 @@
-"""Reward shaping that changes nothing, and writes the returns of every update to the ledger."""
+"""Reward shaping that leaves rewards unchanged and writes the returns of every update to the ledger."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Environment that writes what happens in it to a ledger, outside the run's folder."""
+"""Environment that records its resets and steps in a ledger outside the run's folder."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from agentrl.errors import UsageError
 
 IDENTITY_BITS = 31
 UNIT = 2.0**-40
-"""Smallest part of the rewards of `LedgerEnv`: an identity is a multiple of it, below 2^-9."""
+"""Smallest unit of `LedgerEnv` rewards: the fraction that identifies an episode is a multiple of it, below 2^-9."""
 
 
 class Ledger:
-    """Append-only file of events, one JSON object per line, which any number of processes write."""
+    """Append-only file of events, one JSON object per line; any number of processes may write to it."""
 
     def __init__(self, path: str | Path) -> None:
         self._path = path
 
     def append(self, event: str, **values: Any) -> None:
-        """Write an event and sync it to disk, whatever limits the process has on the size of files."""
+        """Write an event and sync it to disk, ignoring the process's limit on file sizes."""
         # clock_gettime, because a fault may move this process's time.time
         head = {"event": event, "pid": os.getpid(), "time": time.clock_gettime(time.CLOCK_REALTIME)}
         line = json.dumps({**head, **values}).encode() + b"\n"
@@ -47,7 +47,7 @@ class Ledger:
 
 
 def read_ledger(path: Path) -> list[dict[str, Any]]:
-    """Read the events of a ledger; a last line that a killed process left unfinished is ignored."""
+    """Read the events of a ledger; an incomplete last line of a killed process is ignored."""
     if not path.exists():
         return []
     *lines, _ = path.read_bytes().split(b"\n")
@@ -68,7 +68,7 @@ def _without_file_size_limit() -> Iterator[None]:
 
 
 class Words(gymnasium.Env[str, str]):
-    """The kit's own environment: write vowels, for three turns. Observations depend on the task and on all actions."""
+    """Default environment: write vowels for three turns. Observations depend on the task and on all actions."""
 
     observation_space = action_space = gymnasium.spaces.Text(100)
     action_hint = "some letters"
@@ -107,7 +107,7 @@ class LedgerEnv(gymnasium.Wrapper[str, str, str, str]):
     The last reward of an episode gets a random fraction below 2^-9. Rewards should be multiples of 1/256 or so, because
     the sum of an episode's rewards must be exact.
 
-    It wraps the kit's own environment by default.
+    By default, it wraps `Words`.
     """
 
     def __init__(self, *, ledger: str, environment: str | None = None, **options: Any) -> None:
@@ -158,7 +158,7 @@ class LedgerEnv(gymnasium.Wrapper[str, str, str, str]):
 
 
 def record_environment(environment: str | None, *, ledger: str, **options: Any) -> EnvironmentSpec:
-    """Return the spec of an environment inside a `LedgerEnv`; `environment` is its name, or ``None`` for the kit's own.
+    """Return the spec of an environment inside a `LedgerEnv`; `environment` is its name, or ``None`` for `Words`.
 
     Raises:
         UnknownNameError: no such environment.

@@ -1,4 +1,4 @@
-"""Rule about blind play: the success of policies that read no observations.
+"""Rule about blind play: the success of policies that ignore observations.
 
 If a fixed sequence of actions solves half of the tasks, success does not show that a policy reads its observations.
 """
@@ -33,7 +33,7 @@ MAX_ACTIONS, MAX_SEQUENCES = 8, 12
 SHARE = 0.25
 """Maximum success of blind play relative to the expert's, if the spec states no score of blind play."""
 UNLIKELY = 1e-3
-"""Probability of a number of successes below which blind play reaches more than it should."""
+"""Significance level: blind play succeeds too often if its success count is less probable than this."""
 ROUNDED = 0.05
 MIN_TASKS = 4
 _SHOWN_ACTIONS = 6
@@ -81,10 +81,10 @@ class BlindPolicy:
         return f"{self.kind}{named} {self.score(subject):.2f}"
 
 
-@rule("draw harder or more varied tasks, or state what blind play reaches: scores={'blind': 0.3, …}")
+@rule("draw harder or more varied tasks, or state the score of blind play: scores={'blind': 0.3, …}")
 def blind_play_solves_little(subject: Subject) -> CheckFinding:
-    """Play that reads no observation (nothing, "submit", one action, a fixed sequence) solves few tasks, or as many as
-    the spec states.
+    """Play that ignores observations (no action, "submit", one action, a fixed sequence) solves few tasks, or as many
+    as the spec states.
     """
     best = _best_of_each_kind(subject)
     if not best:

@@ -116,7 +116,7 @@ def _compare_openings(sources: dict[str, TaskSource], subject: Subject) -> int:
 
 
 class _AnyText(Text):
-    """Text space of any characters; the default character set does not even have a space."""
+    """Text space with any characters; the default character set lacks even the space."""
 
     def contains(self, x: Any) -> bool:
         """Return True for a text that is not too long."""
@@ -124,14 +124,14 @@ class _AnyText(Text):
 
 
 class _WatchedEnvironment(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Environment for Gymnasium's checker: watches calls, and hides two things that the checker gets wrong.
+    """Wrapper for Gymnasium's checker that watches calls and works around two of the checker's faults.
 
     The checker treats numpy's ``False`` as a truncation, and finds ``seed`` in ``reset(**kwargs)`` only by that name.
     """
 
     @property
     def unwrapped(self) -> Any:
-        """This object, because the checker refuses wrappers."""
+        """This object, because the checker rejects wrappers."""
         return self
 
     @property
@@ -211,7 +211,7 @@ def keeps_gymnasium_rules(subject: Subject) -> str:
     return "; ".join(_COLOUR.sub("", str(warning.message)) for warning in caught) or "no warnings"
 
 
-@rule("return what the message expects, because runs refuse anything else; state the true `reward_range`")
+@rule("return values as the message says, because runs reject all others; state the true `reward_range`")
 def returns_valid_values(subject: Subject) -> str:
     """Runs accept the values that `reset` and `step` return, and returns are in the stated range."""
     low, high = subject.spec.reward_range

@@ -43,7 +43,7 @@ _STEPS_AFTER = 10
 TRUSTED = frozenset({"aiohttp", "gymnasium", "numpy", "orjson", "PIL", "pydantic", "rapidfuzz", "agentrl"})
 """Packages with native code that this framework itself uses."""
 _THREADS_OF_PYTHON = ("asyncio_", "waitpid-", "environment check")
-"""Prefixes of the names of threads that the environment did not start itself."""
+"""Name prefixes of threads that do not belong to the environment."""
 HANGING_S = 60.0
 """Seconds after which an operation counts as hanging."""
 _SHORT_TURN_S = 1e-5
@@ -74,7 +74,7 @@ def is_deterministic(subject: Subject) -> str:
     return f"{len(second)} observations equal"
 
 
-@rule("sort the content of sets and folders, and do not use `hash()`; make `make` importable from a module by name")
+@rule("sort the contents of sets and folders, and do not use `hash()`; make `make` importable from a module by name")
 def is_the_same_everywhere(subject: Subject) -> str:
     """Another process gives the same episodes."""
     elsewhere = subject.elsewhere
@@ -133,7 +133,7 @@ def _judge_hidden(played: int, seen: set[str], hidden: set[str | None]) -> str:
 
 
 def _evidence(session: EnvSession, task: Task, steps: int) -> str:
-    """Return what distinguishes a task: its opening and the key of its state, or its first steps without a key."""
+    """Return an identity of a task: its opening and state key or, without a key, its first steps."""
     observation = session.reset(task)
     key = session.call("state_key")
     if key is not None:
@@ -167,7 +167,7 @@ def has_stable_state_keys(subject: Subject) -> str:
             _require_equal_keys(session, other)
             for action in played.actions:
                 is_same = is_same and session.step(action).observation == other.step(action).observation
-                if not is_same:  # another rule's finding
+                if not is_same:  # another rule reports this
                     break
                 _require_equal_keys(session, other)
                 compared += 1

@@ -1,4 +1,4 @@
-"""Rules about information that a policy must not read: answers, plans, the reward, and files of this machine.
+"""Rules about information that must be hidden from the policy: answers, plans, the reward, and files of this machine.
 
 A finding about texts is an indication, not a proof. An opened file is detected for any process, even if none of its
 content is shown (Linux only).
@@ -217,7 +217,7 @@ def _text_arguments(tool: Tool) -> list[str]:
 
 @rule("grade in another sandbox than the one in which the policy acts")
 def keeps_secrets_out_of_the_sandbox(subject: Subject) -> CheckFinding:
-    """The policy's sandbox contains no hidden test and no solution, neither at first nor after a step.
+    """The policy's sandbox contains no hidden test and no solution, at the start or after a step.
 
     ``visible()`` returns the readable texts by their location, ``secrets()`` texts that may not occur in them.
     """

@@ -53,7 +53,7 @@ def count_resources() -> OpenResources:
 
 
 def await_resources(before: OpenResources) -> OpenResources:
-    """Count the open resources; while there are more than before, count again until the patience ends."""
+    """Count the open resources; repeat until there are no more than before, or until the timeout."""
     clock = FairClock()
     now = count_resources()
     while now.over(before) and clock.tick() < _RELEASE_S:
@@ -73,7 +73,7 @@ _STEPS = 10
 _WARM_ROUNDS = 2
 """Number of rounds after which caches are mostly filled."""
 _DOUBTS = 4
-"""Number of further measurements before growth counts: caches that fill late, as on a slow machine, stop growing."""
+"""Number of repeated measurements before growth counts as a leak: caches that fill late stop growing."""
 
 
 @rule("close files, threads and processes in `close`, even without a reset; keep no list of instances")
@@ -152,7 +152,7 @@ def _rounds_in_time(session: EnvSession, scripts: Sequence[tuple[Task, Sequence[
 
 
 def _suspicion(readings: Sequence[_Reading], episodes: int) -> RuleFailed | RuleWarned | None:
-    """Return the suspicion of a leak: memory grew in both halves of the measurement; ``None`` without one."""
+    """Describe a suspected leak (memory grew in both halves of the measurement); return ``None`` if there is none."""
     start, middle, end = readings
     allocated, resident = end.allocated - start.allocated, end.resident - start.resident
     halves = middle.allocated - start.allocated, end.allocated - middle.allocated
@@ -251,7 +251,7 @@ def quantile(times: list[float], share: float) -> float:
 
 
 def _time(session: EnvSession, subject: Subject, number: int, resets: list[float], steps: list[float]) -> None:
-    """Add the milliseconds of a reset and of the first steps of random play, without those of choosing actions."""
+    """Add the times in milliseconds of a reset and of the first random steps, without the time of choosing actions."""
     task = subject.source[number]
     policy = random_policy(task.seed)
     start = time.perf_counter()

@@ -36,9 +36,9 @@ from agentrl.testing.report import CheckFinding, RuleFailed, RuleSkipped, RuleWa
 from agentrl.tool import Tool
 
 ROUNDED = 0.05
-"""Maximum difference of a stated score from the true one: it is rounded, and measured on finitely many episodes."""
+"""Tolerance of a stated score, which is rounded and measured on finitely many episodes."""
 IMPLAUSIBLE = 1e-5
-"""Probability of a number of successes under the stated score below which the stated score is wrong."""
+"""Significance level: the stated score is wrong if the success count is less probable than this."""
 LITTLE = 0.1
 """Maximum return of play without a solution, relative to the expert's return."""
 SHUFFLES = 200
@@ -199,7 +199,7 @@ def giving_up_does_not_pay(subject: Subject) -> CheckFinding:
     return _compare(subject, lambda task: _giving_up(task.seed))
 
 
-@rule("grade a single answer: treat several answers as none, and ask for one")
+@rule("grade a single answer: reject several answers, and ask for one")
 def saying_everything_does_not_pay(subject: Subject) -> CheckFinding:
     """An answer with all numbers, all admissible actions and all observations earns no more than random play, and less
     than the expert.
@@ -311,7 +311,7 @@ def _lazy_episodes(subject: Subject, policy_of: Callable[[Task], Policy]) -> lis
         except (CallFailed, WrongReturn):
             raise
         except Exception as error:
-            raise RuleSkipped(f"the environment refuses an action with {type(error).__name__}: {error}") from error
+            raise RuleSkipped(f"the environment rejects an action with {type(error).__name__}: {error}") from error
 
 
 def _standard_error(values: Sequence[float]) -> float:
@@ -336,7 +336,7 @@ def _giving_up(seed: int) -> Policy:
 
 
 def _saying_everything() -> Policy:
-    """Return a policy that calls each tool without arguments once, and then always answers with all it has read."""
+    """Return a policy that calls each tool without arguments once, and then repeats all text that it has read."""
     seen = list[str]()
     tools: list[Tool] | None = None
 

@@ -137,7 +137,7 @@ async def says_why_a_file_cannot_be_read(sandbox: Sandbox) -> str:
 
 
 async def lets_no_path_lead_out(subject: SandboxSubject) -> str:
-    """Dots, links and mounts do not show or change a file of the host, from outside or from inside."""
+    """Dots, links and mounts do not expose or change a file of the host, from outside or from inside."""
     mark = secrets.token_hex(16)
     with host_file(mark) as file:
         async with subject.open_for_attack() as sandbox:
@@ -170,7 +170,7 @@ async def keeps_snapshots(subject: SandboxSubject) -> str:
 
 
 async def _require_hidden(sandbox: Sandbox, path: str, mark: str) -> None:
-    """Check that the sandbox neither reads nor overwrites the host's file; it may make its own file at the path."""
+    """Check that the sandbox neither reads nor overwrites the host's file; it may create its own file at the path."""
     with suppress(ToolError):
         require(mark.encode() not in await sandbox.read(path), f"read({path!r}) shows a file of the host")
     with suppress(ToolError):

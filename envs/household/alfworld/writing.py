@@ -20,7 +20,7 @@ from .game_file import GAME_FILE, MOVE_COMMAND, TRAJECTORY_FILE, UNKNOWN_GOAL
 _START_LOCATION = "loc|0|0|0|30"
 _ALWAYS_TYPES = ("SinkbasinType # rtype", "MicrowaveType # rtype", "FridgeType # rtype")
 _ALWAYS_OBJECT_TYPES = ("KnifeType # otype", "ButterknifeType # otype")
-"""Types that the original's rules require even if a house has no such thing."""
+"""Types that the original's rules require even if the house has no object of the type."""
 _ESCAPES = str.maketrans({"-": "_minus_", "#": "-", "|": "_bar_", "+": "_plus_", ".": "_dot_", ",": "_comma_"})
 _PREDICATES = {
     Ability.PICKUPABLE: "pickupable",

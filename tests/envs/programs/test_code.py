@@ -49,7 +49,7 @@ def env(**options: Any) -> CodeEnv:
 
 @pytest.mark.parametrize("size", DIGESTS)
 @pytest.mark.slow
-def test_splits_are_what_they_were_and_no_function_is_in_two(size: str) -> None:
+def test_splits_are_unchanged_and_disjoint(size: str) -> None:
     options, digests, solutions = parse_options(size=size), {}, []
     for split in SPLITS:
         problems = [problem_of(task.id, options) for task in tasks(split, size=size, sandbox="plain")]
@@ -60,7 +60,7 @@ def test_splits_are_what_they_were_and_no_function_is_in_two(size: str) -> None:
     assert len(solutions) == len(set(solutions))
 
 
-def test_the_grammar_is_as_large_as_it_says() -> None:
+def test_grammar_has_the_stated_size() -> None:
     known = tiny.lines()
     assert len({line.code for line in known}) == len(known) == 6180
 
@@ -246,7 +246,7 @@ async def test_a_function_may_be_continued(files: dict[str, str]) -> None:
         ('{"prompt": "def f():", "entry_point": "g", "test": ""}', "line 1 is not a problem"),
     ],
 )
-def test_broken_files_are_refused(tmp_path: Path, line: str, message: str) -> None:
+def test_broken_files_are_rejected(tmp_path: Path, line: str, message: str) -> None:
     path = tmp_path / "problems.jsonl"
     path.write_text(line + "\n", encoding="utf-8")
     with pytest.raises(UsageError, match=message):
@@ -268,13 +268,13 @@ def test_broken_files_are_refused(tmp_path: Path, line: str, message: str) -> No
         {"files": {"valid": "/nowhere.jsonl"}},
     ],
 )
-def test_wrong_options_are_refused(options: dict[str, Any]) -> None:
+def test_wrong_options_are_rejected(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         tasks("train", **options)
 
 
 @pytest.mark.parametrize("task_id", ["train", "train-x", "other-1", "train-99999", "valid-240"])
-def test_unknown_tasks_are_refused(task_id: str) -> None:
+def test_unknown_tasks_are_rejected(task_id: str) -> None:
     with pytest.raises(UsageError, match="no such code task"):
         problem_of(task_id, parse_options())
 

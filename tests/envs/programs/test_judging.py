@@ -76,7 +76,7 @@ async def test_a_right_solution_passes_all() -> None:
     assert (await verdict(RIGHT, cases=CASES, tests=TESTS)).problems == ("",) * 6
 
 
-async def test_a_wrong_solution_is_told_what_it_did() -> None:
+async def test_wrong_solution_gets_its_results() -> None:
     judged = await verdict("def area(a, b):\n    return a + b", cases=CASES)
     assert judged.problems[0] == "area(2, 3) returned 5, expected 6"
     assert (judged.pass_count, judged.share, judged.is_right) == (0, 0.0, False)

@@ -71,7 +71,7 @@ STATIC = {
 
 
 @pytest.mark.parametrize("name", STATIC)
-async def test_a_form_that_is_not_allowed_is_refused_without_execution(name: str) -> None:
+async def test_a_form_that_is_not_allowed_is_rejected_without_execution(name: str) -> None:
     answer, why = STATIC[name]
     assert why in await refusal(answer)
 
@@ -95,7 +95,7 @@ EXECUTED = {
     "name",
     [pytest.param(n, marks=[] if n in ("counts its calls", "does not end") else pytest.mark.slow) for n in EXECUTED],
 )
-async def test_a_program_that_fails_or_varies_is_refused(name: str) -> None:
+async def test_a_program_that_fails_or_varies_is_rejected(name: str) -> None:
     program, why = EXECUTED[name]
     assert why in await refusal(proposal(program))
 
@@ -191,7 +191,7 @@ async def test_an_episode_has_a_proposal_and_attempts_at_it() -> None:
     assert text == "Your puzzle was rejected: 0 python blocks instead of one."
 
 
-async def test_a_copy_of_a_puzzle_that_the_proposer_reads_is_refused() -> None:
+async def test_a_copy_of_a_puzzle_that_the_proposer_reads_is_rejected() -> None:
     environment = ProposedPrograms(kinds=["deduction"], sandbox="plain")
     request = {"propose": "deduction", "references": [PUZZLES[Kind.DEDUCTION].to_record()]}
     for program, given, refused in ((f"# mine\n{DOUBLE}\n", '"ab"', True), (DOUBLE, "'abc'", False)):
@@ -247,7 +247,7 @@ def _records(given: Any) -> list[dict[str, Any]]:
         ({"seconds": 60}, "seconds of proposed_programs"),
     ],
 )
-def test_options_that_are_not_valid_are_refused(given: dict[str, Any], message: str) -> None:
+def test_options_that_are_not_valid_are_rejected(given: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         SPEC.tasks("train", **given)
 
@@ -255,6 +255,6 @@ def test_options_that_are_not_valid_are_refused(given: dict[str, Any], message: 
 @pytest.mark.parametrize(
     "given", [{"puzzle": {}}, {"other": 1}, {"propose": "induction", "references": []}, {"propose": 1}]
 )
-async def test_options_of_other_tasks_are_refused(given: dict[str, Any]) -> None:
+async def test_options_of_other_tasks_are_rejected(given: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=r"cannot reset with these options|needs a program"):
         await ProposedPrograms().reset(options=given)

@@ -60,12 +60,12 @@ def task_options(split: str, number: int) -> dict[str, Any]:
 # repo_fix
 
 
-def test_repositories_are_what_they_were() -> None:
+def test_repositories_are_unchanged() -> None:
     found = {s: digest([repr((f.library.package, f.source, f.failing)) for f in faults_of(s)]) for s in SPLITS}
     assert found == REPO_DIGESTS
 
 
-def test_splits_have_repositories_of_their_own() -> None:
+def test_splits_have_separate_repositories() -> None:
     packages = [{fault.library.package for fault in faults_of(split)} for split in SPLITS]
     assert not (packages[0] & packages[1] | packages[0] & packages[2] | packages[1] & packages[2])
     assert all(fault.failing for split in SPLITS for fault in faults_of(split))
@@ -155,7 +155,7 @@ async def test_a_module_that_knows_the_repositorys_tests_only_mends_nothing() ->
 # terminal
 
 
-def test_errands_are_what_they_were() -> None:
+def test_errands_are_unchanged() -> None:
     found = {split: digest([repr(errand_of(task.id)) for task in terminal.tasks(split)]) for split in TERMINAL_DIGESTS}
     assert found == TERMINAL_DIGESTS
 
@@ -216,7 +216,7 @@ async def test_the_tests_of_task_folders_are_not_where_the_policy_is(folders: di
     await world.close()
 
 
-def test_broken_task_folders_are_refused(tmp_path: Path) -> None:
+def test_broken_task_folders_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="folder of tasks does not exist"):
         read_folder(str(tmp_path / "nowhere"))
     with pytest.raises(UsageError, match="contains no tasks"):
@@ -280,13 +280,13 @@ async def test_an_answer_ends_a_problem() -> None:
         (Terminal, {"sandbox": {"kind": "local"}}),
     ],
 )
-def test_wrong_options_are_refused(make: Any, options: dict[str, Any]) -> None:
+def test_wrong_options_are_rejected(make: Any, options: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         make(**options)
 
 
 @pytest.mark.parametrize("module", [repo_fix, terminal, python_math])
-def test_unknown_splits_are_refused(module: Any) -> None:
+def test_unknown_splits_are_rejected(module: Any) -> None:
     with pytest.raises(UsageError):
         module.tasks("dev")
 

@@ -271,7 +271,7 @@ async def test_a_verifier_without_a_reward_is_reported_where_its_format_requires
     assert "reward.txt" not in caplog.text
 
 
-async def test_a_verifier_that_exceeds_its_limit_pays_nothing_and_says_so(
+async def test_verifier_timeout_gives_no_reward_and_is_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     files = {"task.toml": "[verifier]\ntimeout_sec = 0.2\n", "tests/test.sh": "#!/bin/sh\nexec tail -f /dev/null\n"}
@@ -312,7 +312,7 @@ async def test_what_pytest_prints_decides_where_a_script_hides_its_exit_code(
     assert step[1] == float(code == 0)
 
 
-def test_limits_are_those_of_the_task_unless_the_user_has_set_them(tmp_path: Path) -> None:
+def test_task_limits_apply_unless_the_user_sets_others(tmp_path: Path) -> None:
     toml = (
         "[verifier]\ntimeout_sec = 900\n[agent]\ntimeout_sec = 300.5\n"
         '[environment]\nmemory = "1.5G"\nstorage_mb = 3000\ncpus = 4\n'
@@ -329,7 +329,7 @@ def test_limits_are_those_of_the_task_unless_the_user_has_set_them(tmp_path: Pat
     assert kept.cpu_seconds == 900.0
 
 
-def test_limits_that_a_task_leaves_out_are_those_of_its_format(tmp_path: Path) -> None:
+def test_missing_task_limits_have_the_formats_defaults(tmp_path: Path) -> None:
     written(tmp_path, "bench", **{"task.yaml": "instruction: Do it."})
     written(tmp_path, "files")
     bench, harbor = read_folder(str(tmp_path))
@@ -338,7 +338,7 @@ def test_limits_that_a_task_leaves_out_are_those_of_its_format(tmp_path: Path) -
     assert (bench.memory_bytes, harbor.disk_bytes) == (None, None)
 
 
-async def test_a_command_may_take_what_the_task_gives_its_agent(tmp_path: Path) -> None:
+async def test_command_timeout_is_the_tasks_agent_timeout(tmp_path: Path) -> None:
     folders = written(tmp_path, "partial", **{"task.toml": "[agent]\ntimeout_sec = 0.2\n"})
     for seconds, stopped in ((None, "0.2"), (0.1, "0.1")):
         world = Terminal(folders=folders, sandbox="plain", seconds=seconds)
@@ -348,7 +348,7 @@ async def test_a_command_may_take_what_the_task_gives_its_agent(tmp_path: Path) 
         await world.close()
 
 
-async def test_a_step_may_take_as_long_as_the_tasks_limits(tmp_path: Path) -> None:
+async def test_step_timeout_covers_the_tasks_limits(tmp_path: Path) -> None:
     toml = "[verifier]\ntimeout_sec = 900\n[agent]\ntimeout_sec = 300\n"
     options = {"folders": written(tmp_path, "partial", **{"task.toml": toml}), "sandbox": "plain"}
     pool = EnvPool(terminal.SPEC, options=options, step_timeout_s=0.001)
@@ -473,7 +473,7 @@ def test_a_dockerignore_leaves_files_out(name: str, lines: str, tmp_path: Path) 
         ('COPY ["one', "has a copy instruction that cannot be read"),
     ],
 )
-def test_a_dockerfile_that_copies_what_is_not_there_is_refused(tmp_path: Path, line: str, words: str) -> None:
+def test_a_dockerfile_that_copies_what_is_not_there_is_rejected(tmp_path: Path, line: str, words: str) -> None:
     (tmp_path / "context").mkdir()
     (tmp_path / "secret").write_text("x")
     (tmp_path / "context" / "left.out").write_text("x")
@@ -561,7 +561,7 @@ def test_a_task_that_cannot_be_read_is_named(tmp_path: Path, name: str, files: d
 
 @pytest.mark.parametrize("place", ["environment/data", "tests/data", "data", "solution"])
 @pytest.mark.parametrize("target", ["file", "folder"])
-def test_a_link_to_files_of_this_machine_is_refused(tmp_path: Path, place: str, target: str) -> None:
+def test_a_link_to_files_of_this_machine_is_rejected(tmp_path: Path, place: str, target: str) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "key").write_text("secret")
@@ -582,7 +582,7 @@ def test_the_base_description_of_an_early_task_is_its_instruction(tmp_path: Path
     assert task.instruction == "Make it."
 
 
-async def test_a_solution_that_cannot_be_typed_is_refused(tmp_path: Path) -> None:
+async def test_a_solution_that_cannot_be_typed_is_rejected(tmp_path: Path) -> None:
     files = {"solution/data.bin": "x" * 40_000, "solution/solve.sh": "touch one two\n"}
     world = Terminal(folders=written(tmp_path, "partial", **files), sandbox="plain")
     await world.reset(options={"task_id": "test-0"})

@@ -67,14 +67,14 @@ def test_rows_are_read_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("text", ["", "{}", '[{"a": 1}', '[{"a": 1} {"b": 2}]', '[{"a": 1}, 3]', '[{"a": '])
-def test_a_file_that_is_no_array_of_objects_is_refused(tmp_path: Path, text: str) -> None:
+def test_a_file_that_is_no_array_of_objects_is_rejected(tmp_path: Path, text: str) -> None:
     (tmp_path / "rows.json").write_text(text)
     with pytest.raises(UsageError, match="expected a JSON array of objects"):
         list(read_json_rows(tmp_path / "rows.json"))
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"a": 1', '{"a" 1}', '{"a": 1 "b": 2}', '{"a": '])
-def test_a_file_that_is_no_object_is_refused(tmp_path: Path, text: str) -> None:
+def test_a_file_that_is_no_object_is_rejected(tmp_path: Path, text: str) -> None:
     (tmp_path / "rows.json").write_text(text)
     with pytest.raises(UsageError, match="expected a JSON object"):
         list(read_json_members(tmp_path / "rows.json"))
@@ -111,7 +111,7 @@ def test_another_version_of_the_code_makes_other_tables(monkeypatch: pytest.Monk
     assert source.key != key
 
 
-def test_a_folder_without_the_files_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_the_files_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no goals in"):
         list(read_products(tmp_path, None))
     (tmp_path / "items_human_ins.json").write_text('{"B0": []}')
@@ -226,7 +226,7 @@ def test_no_two_splits_of_the_generated_catalogue_want_the_same_product() -> Non
 
 
 @pytest.mark.parametrize("task_id", ["test-500000", "train", "trial-3", "valid--1"])
-def test_unknown_tasks_are_refused(task_id: str) -> None:
+def test_unknown_tasks_are_rejected(task_id: str) -> None:
     with pytest.raises(UsageError, match="no such webshop task"):
         goal_number(task_id, 5381)
     with pytest.raises(UsageError, match="no split of this name"):
@@ -274,7 +274,7 @@ def same_but_for_the_price(one: Product, other: Product) -> bool:
 
 
 @pytest.mark.slow
-def test_the_manifest_tells_what_the_code_makes() -> None:
+def test_manifest_equals_the_code() -> None:
     manifest = load_manifest("agentrl.envs.webshop")
     assert manifest == build_manifest()
     assert manifest["products"] == GENERATED_PRODUCTS >= 5000
@@ -303,7 +303,7 @@ def test_a_folder_that_another_process_made_first_is_used(tmp_path: Path) -> Non
     assert [path.name for path in tmp_path.iterdir()] == ["made"]
 
 
-def test_a_cache_that_cannot_be_written_says_what_to_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unwritable_cache_error_names_the_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match=r"cannot be written.*AGENTRL_CACHE to a writable folder"):
         made_folder(tmp_path / "file" / "made", lambda _: None)

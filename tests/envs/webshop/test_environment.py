@@ -169,7 +169,7 @@ def shoes_page(env: WebShopEnv) -> None:
         env.step(action)
 
 
-def test_only_what_is_accepted_is_called_admissible(official_folder: Path) -> None:
+def test_only_accepted_actions_are_admissible(official_folder: Path) -> None:
     env = official_env(official_folder)
     shoes_page(env)
     assert "m [40]" in env.session.clickables()
@@ -181,7 +181,7 @@ def test_only_what_is_accepted_is_called_admissible(official_folder: Path) -> No
         env.restore(here)
 
 
-def test_a_placeholder_stands_for_the_words_to_search_for(shop_env: WebShopEnv) -> None:
+def test_placeholder_replaces_the_search_words(shop_env: WebShopEnv) -> None:
     env = WebShopEnv(products=300, placeholder=True)
     env.reset(options={"task_id": "train-0"})
     shop_env.reset(options={"task_id": "train-0"})
@@ -322,7 +322,7 @@ def play_expert(env: WebShopEnv) -> tuple[float, int]:
 
 @pytest.mark.parametrize("observation", ["text", "text_rich"])
 @pytest.mark.slow
-def test_the_expert_gets_what_was_asked_for(observation: str) -> None:
+def test_expert_buys_the_requested_product(observation: str) -> None:
     env = WebShopEnv(observation=observation)
     tasks = [f"{split}-{i}" for split, count in (("test", 200), ("valid", 40), ("train", 40)) for i in range(count)]
     for task_id in tasks:
@@ -368,7 +368,7 @@ def test_a_script_that_does_not_compare_products_seldom_succeeds(script: str, is
     assert statistics.fmean(rewards) < 0.8
 
 
-def test_siblings_lack_what_the_instruction_asks_for(shop_env: WebShopEnv) -> None:
+def test_siblings_lack_the_requested_attributes(shop_env: WebShopEnv) -> None:
     products = list(shop_env.shop.products())
     family = {product.asin: number // FAMILY for number, product in enumerate(products)}
     good = Counter[int]()
@@ -429,7 +429,7 @@ def test_random_play_has_the_stated_score() -> None:
 
 
 @pytest.mark.parametrize("observation", Observation)
-def test_an_episode_goes_on_from_a_snapshot_as_it_did(observation: Observation) -> None:
+def test_episode_continues_identically_from_a_snapshot(observation: Observation) -> None:
     options = {"products": 300, "observation": observation}
     env, other = WebShopEnv(**options), WebShopEnv(**options)
     for number in range(20):
@@ -501,7 +501,7 @@ def test_an_episode_is_truncated_at_its_limit_and_ends_there() -> None:
         ({"task_id": "trial-1"}, "no such webshop task"),
     ],
 )
-def test_wrong_reset_options_are_refused(shop_env: WebShopEnv, options: dict[str, Any], message: str) -> None:
+def test_wrong_reset_options_are_rejected(shop_env: WebShopEnv, options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         shop_env.reset(options=options)
 
@@ -518,7 +518,7 @@ def test_wrong_reset_options_are_refused(shop_env: WebShopEnv, options: dict[str
         {"valid_goals": -1},
     ],
 )
-def test_wrong_options_are_refused(options: dict[str, Any]) -> None:
+def test_wrong_options_are_rejected(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=re.escape(next(iter(options)))):
         parse_options(**options)
 

@@ -46,7 +46,7 @@ def test_a_products_page_comes_with_its_picture(play: Any, address: str) -> None
 
 
 @pytest.mark.parametrize("address", ["https://example.com/lotion.jpg", "missing.jpg", "items_human_ins.json", ""])
-def test_pages_without_a_picture_of_their_own_stay_text(play: Any, address: str) -> None:
+def test_pages_without_a_picture_are_text(play: Any, address: str) -> None:
     told = play(address, pictures=True)
     assert all([type(part) for part in content] == [TextPart] for content in told)
 

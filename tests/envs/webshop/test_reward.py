@@ -27,7 +27,7 @@ RATIOS = orjson.loads((DATA / "ratios.json").read_bytes())
 """Two texts each, and what thefuzz says of them: token_set_ratio."""
 
 
-def test_texts_are_as_alike_as_thefuzz_says() -> None:
+def test_text_similarity_equals_thefuzz() -> None:
     assert len(RATIOS) == 200
     for one, other, by_set in RATIOS:
         assert token_set_ratio(one, other) == by_set
@@ -263,7 +263,7 @@ def phrase(rng: random.Random, words: Sequence[str], low: int, high: int) -> str
 
 
 @pytest.mark.slow
-def test_ten_thousand_purchases_are_worth_what_the_tables_say(product: Any, goal: Any) -> None:
+def test_rewards_of_ten_thousand_purchases_equal_the_tables(product: Any, goal: Any) -> None:
     rng, seen = random.Random(7), set()
     for _ in range(10_000):
         bought = product(
@@ -343,7 +343,7 @@ def test_similarity_of_empty_and_foreign_texts(one: str, other: str, percent: in
     assert token_set_ratio(one, other) == token_set_ratio(other, one) == percent
 
 
-def test_similarity_of_random_foreign_texts_is_what_the_tables_say() -> None:
+def test_similarity_of_random_foreign_texts_equals_the_tables() -> None:
     rng = random.Random(3)
     characters = "abcdefg  éßñİĸﬁ日本語λς_★½٣й\u0301\u00a0\u2003-'(.7"
     for _ in range(2000):
@@ -372,7 +372,7 @@ def test_spacy_finds_the_nouns_where_it_is_installed() -> None:
     assert find_tagger(NounTagger.RULE)("Soft zenia Lotion") == ("soft", "zenia", "lotion")
 
 
-def test_official_data_asks_for_spacy_unless_the_rule_is_chosen(
+def test_official_data_requires_spacy_unless_the_rule_is_selected(
     official_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(nouns, "is_spacy_installed", lambda: False)
@@ -385,7 +385,7 @@ def test_official_data_asks_for_spacy_unless_the_rule_is_chosen(
 
 
 @pytest.mark.usefixtures("_spacy")
-def test_the_last_info_tells_who_found_the_nouns(official_folder: Path) -> None:
+def test_last_info_names_the_noun_tagger(official_folder: Path) -> None:
     for options, told in (({}, "spacy"), ({"nouns": "rule"}, "rule")):
         env = WebShopEnv(data=str(official_folder), **options)
         env.reset(options={"goal": 0})

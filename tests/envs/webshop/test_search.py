@@ -142,7 +142,7 @@ def test_search_knows_title_description_first_bullet_and_options(product: Callab
 @settings(max_examples=30, deadline=None)
 @given(texts=st.lists(st.text(max_size=6), unique=True))
 @pytest.mark.slow
-def test_tables_hold_what_was_written(texts: list[str], tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_tables_round_trip(texts: list[str], tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("tables")
     ordered = sorted(texts, key=str.encode)
     Texts.save(folder, "texts", map(str.encode, ordered))

@@ -284,7 +284,7 @@ OVERLAYS = {
 
 
 @pytest.mark.parametrize("name", OVERLAYS)
-def test_what_the_trainer_computed_is_an_overlay(visit, name: str) -> None:
+def test_trainer_values_are_an_overlay(visit, name: str) -> None:
     address, text, style = OVERLAYS[name]
     page = visit.open(f"{SHOP}?view=tokens", "shop-17")
     page.get_by_role("button", name=name, exact=True).click()
@@ -447,7 +447,7 @@ def test_only_tokens_near_the_screen_have_elements(visit) -> None:
     expect(page.locator("[data-i='100']")).to_have_count(1)
 
 
-def test_hostile_text_stays_text_and_shows_its_hidden_characters(visit) -> None:
+def test_hostile_text_is_escaped_and_hidden_characters_are_visible(visit) -> None:
     for path in (HOSTILE_PAGE, f"{HOSTILE_PAGE}?view=tokens", f"{HOSTILE_PAGE}?view=json", "/r/second/episodes"):
         page = visit.open(path)
         page.get_by_text("<script>window.hacked").first.wait_for()

@@ -70,7 +70,7 @@ def test_a_text_is_found_in_a_large_store(new_visitor, large) -> None:
     expect(page.locator("tr.current")).to_contain_text(f"number-{wanted}")
 
 
-def test_a_search_asks_for_each_part_once(new_visitor, large, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_requests_each_part_once(new_visitor, large, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(episode_list, "SEARCH_S", 0.0)  # a part is one block
     visit, asked = new_visitor(large.url), list[str]()
     visit.page.on("request", lambda request: asked.append(request.url) if "cursor=" in request.url else None)

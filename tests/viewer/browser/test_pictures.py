@@ -57,7 +57,7 @@ def most_clipped(folder: Path) -> tuple[int, str, int]:
     return step, episode, position
 
 
-def test_pictures_of_what_a_trainer_computed(demo, keep_picture) -> None:
+def test_screenshots_of_trainer_values(demo, keep_picture) -> None:
     running, visit = demo
     lines = running.server.library.lines()
     train = next(line for line in lines if line["kind"] == "run" and steps(Path(line["path"])))

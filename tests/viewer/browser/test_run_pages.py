@@ -41,7 +41,7 @@ def test_keys_move_through_the_runs_mark_two_and_compare_them(visit) -> None:
     expect(page).to_have_url(re.compile(r"/r/.+"))
 
 
-def test_a_run_has_curves_with_bands_outcomes_and_task_types(visit) -> None:
+def test_run_shows_curves_with_bands_outcomes_and_task_types(visit) -> None:
     page = visit.open("/r/second", "second")
     titles = page.locator(".chart .title").all_inner_texts()
     kinds = (
@@ -82,7 +82,7 @@ def test_smoothing_log_scale_and_the_search_are_in_the_address(visit) -> None:
     expect(page.get_by_label("Metric")).to_have_value("nothing like this")
 
 
-def test_a_constant_curve_stays_flat_when_it_is_smoothed(visit) -> None:
+def test_smoothing_keeps_a_constant_curve(visit) -> None:
     page = visit.open("/r/second?metric=episodes&smoothing=0.8", "second")
     rows = page.locator(".chart canvas").first.evaluate(
         """canvas => {
@@ -113,7 +113,7 @@ def test_a_curve_is_hidden_and_shown(visit) -> None:
     expect(button).to_have_attribute("aria-pressed", "true")
 
 
-def test_the_theme_follows_the_system_until_one_is_chosen(new_visitor) -> None:
+def test_theme_follows_the_system_by_default(new_visitor) -> None:
     background = "getComputedStyle(document.body).backgroundColor"
     light, dark = new_visitor(scheme="light"), new_visitor(scheme="dark")
     page = light.open("/", "Runs")
@@ -146,12 +146,12 @@ def test_the_list_of_keys_belongs_to_the_page(visit) -> None:
 @pytest.mark.parametrize(
     "path", ["/r/nothing", "/r/nothing/episodes", "/r/second/episode/nothing", "/r/second/group/no"]
 )
-def test_an_unknown_address_shows_the_servers_message(visit, path: str) -> None:
+def test_unknown_url_shows_the_servers_message(visit, path: str) -> None:
     page = visit.open(path)
     expect(page.get_by_role("alert").first).to_contain_text("no such")
 
 
-def test_an_unknown_page_leads_back_to_the_runs(visit) -> None:
+def test_unknown_page_links_to_the_runs(visit) -> None:
     page = visit.open("/r/second/unknown")
     expect(page.get_by_text("There is no page at this address.")).to_be_visible()
     page.get_by_role("link", name="All runs", exact=True).click()
