@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import orjson
-from rich.table import Table
+from rich.table import Column, Table
 
 from agentrl.config import Config, dump_config
 from agentrl.config.estimate import EstimateRow
@@ -52,7 +52,8 @@ def print_dry_run(
     found = describe_run(config, estimates, check=check, say=note)
     if size is not None:
         out.print(f"{size}\n")
-    table = Table("quantity", "value", "from", box=None, pad_edge=False)
+    columns = [Column(name, overflow="fold") for name in ("quantity", "value", "from")]
+    table = Table(*columns, box=None, pad_edge=False)
     for row in found.rows:
         table.add_row(*row)
     out.print(table)

@@ -51,7 +51,8 @@ gymnasium.register("Lottery-v0", Lottery)
         "class Once(AgentLoop):\n    offers_tools = True\n\n    async def run(self, episode):\n"
         "        tools = list(episode.tools.values())\n"
         "        conversation = episode.open([user(await episode.reset())], tools=tools)\n"
-        "        for _ in range(int(1.0)):\n            await episode.step((await conversation.generate()).text)\n\n"
+        "        for _ in range(int(1.0)):\n"
+        "            if (await episode.step((await conversation.generate()).text)).done:\n                return\n\n"
         "    def demonstrate(self, action):\n        return Message(role='assistant', content=action)\n"
     ),
     "table.json": "[1.0]\n",

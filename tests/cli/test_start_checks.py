@@ -132,6 +132,6 @@ def test_an_expert_that_is_not_there_is_refused(agentrl: Cli, place: Path, dry: 
 
 
 def test_a_dry_run_asks_for_no_model_that_is_not_here(agentrl: Cli, place: Path) -> None:
-    ended = agentrl("train", *GUESS, "--model", "example/model-of-another-machine", "--dry-run")
+    ended = agentrl("train", *GUESS, "--model", "example/model-of-another-machine", "--dry-run", "--show-config")
     assert ended.code == 0
     assert "example/model-of-another-machine" in ended.out

@@ -58,7 +58,7 @@ def test_answers_that_cannot_be_used_are_training_errors() -> None:
     client = TinkerClient(RUN)
     client._trainer = Odd()
     assert client.logprobs([[1, 2]]) == [[-1.0]]
-    with pytest.raises(TrainingError, match="of other tokens"):
+    with pytest.raises(TrainingError, match="for the wrong number of tokens"):
         client.logprobs([[1, 2, 3]])
     with pytest.raises(TrainingError, match=r"failed: a gradient.*loss:sum"):
         client.add_gradients([[1, 2]], [[-1.0]], [[1.0]], (0.8, 1.2))
