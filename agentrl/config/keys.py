@@ -189,7 +189,7 @@ def describe_unknown_key(path: KeyPath) -> str:
     if (renaming := describe_renaming(key)) is not None:
         return f"renamed key: {renaming}"
     if "." in path[-1] and tuple(key.split(".")) in all_keys():
-        return f"unknown key {path[-1]}: in a file, a section holds its keys; write {_nested(key.split('.'))}"
+        return f"unknown key {path[-1]}: in a file, a section holds its keys; write {_nest(key.split('.'))}"
     if path[-1] in section:
         return f"unknown key {key} for this type of {'.'.join(path[:-1])}: another type has it"
     if near := _nearest_key(path, section):
@@ -197,8 +197,8 @@ def describe_unknown_key(path: KeyPath) -> str:
     return f"unknown key {key}; known keys here: {', '.join(section)}" if section else f"unknown key {key}"
 
 
-def _nested(path: Sequence[str]) -> str:
-    return f"{path[0]}: {{{_nested(path[1:])}}}" if len(path) > 1 else f"{path[0]}: …"
+def _nest(path: Sequence[str]) -> str:
+    return f"{path[0]}: {{{_nest(path[1:])}}}" if len(path) > 1 else f"{path[0]}: …"
 
 
 def describe_unknown_section(path: KeyPath, value: object) -> str | None:

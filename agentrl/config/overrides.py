@@ -75,7 +75,7 @@ _UNREADABLE = (yaml.YAMLError, ValueError, RecursionError)
 """Errors of PyYAML; the others are those of a date that does not exist, and of a value that contains itself."""
 
 
-def _described(error: Exception, text: str) -> str:
+def _describe(error: Exception, text: str) -> str:
     """Describe an error of PyYAML with its line; without a line, in its own words."""
     mark, lines = getattr(error, "problem_mark", None), text.splitlines()
     if mark is None:
@@ -129,7 +129,7 @@ def parse_source(text: str, name: str) -> YamlSource:
         root = loader.get_single_node()
         data: Any = None if root is None else loader.construct_document(root)
     except _UNREADABLE as error:
-        raise ConfigError(f"{name} is not YAML", got=_described(error, text)) from error
+        raise ConfigError(f"{name} is not YAML", got=_describe(error, text)) from error
     if root is None:
         return YamlSource({})
     if not isinstance(root, yaml.MappingNode):
@@ -185,7 +185,7 @@ def parse_override(text: str) -> Override:
         _collect_lines(root, path, {}, f"override {text!r}")
         parsed = None if root is None else loader.construct_document(root)
     except _UNREADABLE as error:
-        raise ConfigError(f"the value of override {text!r} is not YAML", got=_described(error, value)) from error
+        raise ConfigError(f"the value of override {text!r} is not YAML", got=_describe(error, value)) from error
     if key.strip() == "environment" and value.strip().endswith(":"):  # a module without a class, and no mapping
         parsed = value.strip()
     return Override(f"override {text!r}", path, parsed)

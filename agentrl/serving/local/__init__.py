@@ -388,7 +388,7 @@ class LocalEngine(PolicyEngine):
         for chunk in (chunk for step in steps for chunk in step.chunks):
             job = jobs[chunk.row]
             job.add_routed_experts(chunk.row)
-            chunk.row.computed += chunk.known
+            chunk.row.computed += chunk.num_known
             count = 1 + len(chunk.draft)
             if chunk.row.computed == len(job.ids):
                 ready.append((job, chunk.draft))

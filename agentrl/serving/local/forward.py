@@ -46,7 +46,7 @@ class SequenceChunk:
     """Guesses of the sequence's next tokens, which are computed as if they were its own."""
 
     @property
-    def known(self) -> int:
+    def num_known(self) -> int:
         """Number of the sequence's own tokens."""
         return self.count - len(self.draft)
 
@@ -262,8 +262,8 @@ class ForwardStep:
 
     def __init__(self, chunks: Sequence[SequenceChunk], device: torch.device, adapter: str | None = None) -> None:
         self.adapter = adapter
-        single = sorted((p for p in chunks if p.known == 1), key=lambda p: (p.row.block.capacity, p.row.index))
-        self.chunks = [*single, *(p for p in chunks if p.known > 1)]
+        single = sorted((p for p in chunks if p.num_known == 1), key=lambda p: (p.row.block.capacity, p.row.index))
+        self.chunks = [*single, *(p for p in chunks if p.num_known > 1)]
         """Chunks in the order of their tokens."""
         starts = [0]
         for chunk in self.chunks:
@@ -291,7 +291,7 @@ class ForwardStep:
         self._singles = [
             _SingleAttention(p.row.block, p.row.index, start, p.count, p.end)
             for p, start in zip(self.chunks, starts, strict=False)
-            if p.known > 1
+            if p.num_known > 1
         ]
 
     def keep_routed_experts(self) -> None:
@@ -318,7 +318,7 @@ class ForwardStep:
             yield _Write(block, tokens, rows, self.token_positions[0, tokens])
             first += len(indices)
         for chunk, start in zip(self.chunks, starts, strict=False):
-            if chunk.known > 1:
+            if chunk.num_known > 1:
                 tokens = slice(start, start + chunk.count)
                 yield _Write(chunk.row.block, tokens, chunk.row.index, slice(chunk.start, chunk.end))
 

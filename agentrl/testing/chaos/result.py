@@ -22,7 +22,7 @@ class FaultRecord:
     said: str = ""
     """First message of the run after the fault."""
     ended: str = ""
-    """How the run's process ended; ``went on`` if it survived the fault."""
+    """End of the run's process: ``went on`` if it survived the fault."""
 
     def __str__(self) -> str:
         what = ", ".join(filter(None, (f"{self.target}: {self.way}", self.detail)))
