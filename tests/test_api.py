@@ -15,7 +15,7 @@ from agentrl.agent_loop import AgentLoop
 from agentrl.algorithms.advantages import centred_returns
 from agentrl.algorithms.types import plain_loss
 from agentrl.config import load_config
-from agentrl.errors import UnknownNameError, UsageError
+from agentrl.errors import ConfigError, UnknownNameError, UsageError
 from agentrl.message import Message, user
 from agentrl.observe.progress import RunWatcher
 from agentrl.registry import Kind
@@ -28,6 +28,34 @@ SMALL = {
     "agent.max_answer_tokens": 4,
     "model.scratch": {"hidden_size": 32, "layers": 1},
 }
+
+
+EVALUATED = {"env": "guess_number", "policy": "expert", "progress": False}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"tasks": "a"}, "tasks is not valid: got 'a', expected a whole number, 1 or more"),
+        ({"tasks": 2.5}, "tasks is not valid: got 2.5"),
+        ({"tasks": 0}, "tasks is not valid: got 0"),
+        ({"samples": True}, "samples is not valid: got True"),
+        ({"seed": -5}, "seed is not valid: got -5, expected a whole number, 0 or more"),
+        ({"seed": 2**70}, "seed is not valid: got 1180591620717411303424"),
+        ({"overrides": "agent.max_turn=3"}, "agent.max_turn"),
+    ],
+)
+def test_wrong_numbers_of_an_evaluation_are_usage_errors(wrong, message):
+    with pytest.raises((UsageError, ConfigError), match=message):
+        agentrl.evaluate(**EVALUATED, **wrong)
+
+
+def test_one_override_and_one_tool_need_no_list(tmp_path):
+    found = agentrl.evaluate(
+        **EVALUATED, tasks=1, tools="calculator", overrides=f"run.directory={tmp_path}", config=None
+    )
+    assert len(found.episodes) == 1
+    assert agentrl.runs.api.override_words(None) == []
 
 
 def make_objects():

@@ -28,6 +28,7 @@ from agentrl.observe.console import note, out
 from agentrl.registry import Kind, names
 from agentrl.remote.server import EnvironmentServer, MCPServer, OpenEnvServer, ServerSettings
 from agentrl.remote.wire import TOKEN_VARIABLE
+from agentrl.rollout.env_returns import check_tools
 from agentrl.rollout.environment_probe import EnvironmentTimeout, probe_environment
 from agentrl.rollout.loop_choice import select_default_loop
 from agentrl.runs.stop import run_until_stopped
@@ -133,7 +134,7 @@ def _own_tools(spec: EnvironmentSpec, options: Mapping[str, Any]) -> list[Tool]:
         EnvironmentTimeout: it hangs.
     """
     try:
-        return probe_environment(spec, options, lambda env: list(optional_part(env, "tools") or ()))
+        return probe_environment(spec, options, lambda env: list(check_tools(optional_part(env, "tools"))))
     except EnvironmentFailure as error:
         note(f"warning: the environment's own tools are unknown: {error}")
         return []

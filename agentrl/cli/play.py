@@ -24,6 +24,7 @@ from agentrl.message import Content, ImagePart, TextPart, ToolCall, user
 from agentrl.observe.console import note, out
 from agentrl.remote.listening import IDLE_CONNECTION_S, is_own_host, read_body
 from agentrl.remote.wire import Refusal
+from agentrl.rollout.env_returns import WrongReturn, check_tools
 from agentrl.rollout.tools import tool_session
 from agentrl.task import Task
 from agentrl.tool import Tool, ToolResult
@@ -50,7 +51,10 @@ async def _play(spec: EnvironmentSpec, env: AnyEnv, task: Task) -> None:
     show = functools.partial(format_observation, numbers=itertools.count())
     observation, _ = await maybe_await(env.reset(seed=task.seed, options=dict(task.options)))
     expert = await _expert_of(env)
-    tools: dict[str, Tool] = {tool.name: tool for tool in optional_part(env, "tools") or ()}
+    try:
+        tools = {tool.name: tool for tool in check_tools(optional_part(env, "tools"))}
+    except WrongReturn as error:
+        raise UsageError(str(error)) from error
     info: dict[str, Any] = {}
     total, turns, done = 0.0, 0, False
     out.print(Text(f"{spec.name}, task {task.id} ({f'{TOOL_KEYS}; {KEYS}' if tools else KEYS})\n", style="dim"))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import numbers
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, wait
 from contextlib import contextmanager
@@ -24,7 +25,7 @@ from agentrl.config.derived import per_environment_configs
 from agentrl.config.estimate import evaluation_size, run_size
 from agentrl.config.overrides import task_words, text_override, warn_repeated
 from agentrl.env import AnyEnv, EnvironmentSpec, Isolation
-from agentrl.errors import ConfigError, UsageError, shorten
+from agentrl.errors import ConfigError, UsageError, is_bool, shorten
 from agentrl.errors.foreign import DaemonThreads
 from agentrl.evaluation.diagnosis.finding import finding_lines
 from agentrl.evaluation.evaluate import PolicyKind, ignore
@@ -310,6 +311,8 @@ def evaluate(
         UsageError: the caller must change something.
     """
     chosen, name = _policy(policy), None if env is None else _name(Kind.ENVIRONMENT, env)
+    for key, value, lowest in (("tasks", tasks, 1), ("samples", samples, 1), ("seed", seed, 0)):
+        _check_whole(key, value, lowest)
     words = [*_object_overrides(loop=loop, tools=tools, reward=reward), *override_words(overrides)]
     interruption = StopRequest()
 
@@ -470,7 +473,8 @@ def _name(kind: Kind, target: Any) -> str:
 
 
 def tool_overrides(tools: Iterable[ToolLike]) -> list[str]:
-    """Return the override of ``agent.tools`` for tools given as objects or by name."""
+    """Return the override of ``agent.tools`` for tools given as objects or by name, or for one by its name."""
+    tools = [tools] if isinstance(tools, str) else tools
     entries = [dict(tool) if isinstance(tool, Mapping) else _name(Kind.TOOL, tool) for tool in tools]
     return [f"agent.tools={json.dumps(entries)}"] if entries else []
 
@@ -503,20 +507,28 @@ def _reward_entry(reward: Any) -> str | dict[str, Any]:
 
 
 def override_words(overrides: Overrides) -> list[str]:
-    """Return overrides as ``key=value``.
+    """Return overrides as ``key=value``; a text is one override, and ``None`` is none.
 
     >>> override_words({"trainer.steps": 5, "agent.options": {"format": "plain"}})
     ['trainer.steps=5', 'agent.options={"format": "plain"}']
     """
     if isinstance(overrides, Mapping):
         return [f"{key}={json.dumps(value)}" for key, value in overrides.items()]
-    return list(overrides)
+    return [overrides] if isinstance(overrides, str) else list(overrides or ())
 
 
 def _override(key: str, value: object) -> list[str]:
     if isinstance(value, str | Path) and key != "engine":
         return [text_override(key, value)]
     return [] if value is None else [f"{key}={value}"]
+
+
+def _check_whole(key: str, value: object, lowest: int) -> None:
+    """Raise a `UsageError` for a value that is not a whole number from `lowest` to 2**63 - 1, or ``None``."""
+    if value is None:
+        return
+    if is_bool(value) or not isinstance(value, numbers.Integral) or not lowest <= value < 2**63:
+        raise UsageError(f"{key} is not valid", got=shorten(value), expected=f"a whole number, {lowest} or more")
 
 
 def _check_tasks(tasks: object) -> None:

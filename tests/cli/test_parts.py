@@ -6,6 +6,7 @@ import io
 import json
 import re
 import sqlite3
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -357,3 +358,21 @@ def test_env_prompt_knows_every_loop(agentrl: Cli, name: str, loop: str) -> None
     assert ended.code == 0, ended.err
     assert "answer" in ended.out.partition("── prompt")[2]
     assert "(your action)" not in ended.out
+
+
+def test_a_function_among_the_tools_of_an_environment_is_named(
+    agentrl: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "plain_tools.py").write_text(
+        "import gymnasium\n\nclass Game(gymnasium.Env):\n    action_space = gymnasium.spaces.Text(9)\n"
+        "    tools = [print]\n\n    def reset(self, *, seed=None, options=None):\n        return 'Go.', {}\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    expected = "a tool of the environment is invalid: got builtin_function_or_method"
+    shown = agentrl("env", "show", "plain_tools:Game")
+    assert shown.code == 0
+    assert expected in shown.err
+    played = agentrl("env", "play", "plain_tools:Game")
+    assert played.code == 2
+    assert expected in played.err
+    sys.modules.pop("plain_tools", None)
