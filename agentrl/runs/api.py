@@ -527,7 +527,8 @@ def _check_whole(key: str, value: object, lowest: int) -> None:
     """Raise a `UsageError` for a value that is not a whole number from `lowest` to 2**63 - 1, or ``None``."""
     if value is None:
         return
-    if is_bool(value) or not isinstance(value, numbers.Integral) or not lowest <= value < 2**63:
+    number = int(value) if isinstance(value, numbers.Integral) and not is_bool(value) else -1
+    if not lowest <= number < 2**63:
         raise UsageError(f"{key} is not valid", got=shorten(value), expected=f"a whole number, {lowest} or more")
 
 
