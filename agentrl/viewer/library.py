@@ -129,8 +129,7 @@ class Library:
         found = {path: _state_of(path) for path in opened.watched_files()}
         before = self._seen.get(key)
         self._seen[key] = found
-        # a page may have read a file before the first look, and does not hear of a change in between otherwise
-        changed = {path for path in found if before is None or found[path] != before.get(path)}
+        changed = {path for path in found if before is not None and found[path] != before.get(path)}
         is_old = time.monotonic() - self._read_at.get(key, 0.0) > STATE_EVERY_S
         if changed or not opened.line or (is_old and opened.line.get("state") not in _OVER):
             self._read_at[key] = time.monotonic()
