@@ -110,7 +110,9 @@ class Library:
         return True
 
     def _open(self, source: SourceFolder) -> OpenedSource:
-        return OpenedSource(self.folders, source, self._builder)
+        opened = OpenedSource(self.folders, source, self._builder)
+        self._seen[source.key] = _states_of(opened)  # before any page reads the files
+        return opened
 
     def _watch(self) -> None:
         searched = time.monotonic()
@@ -126,10 +128,9 @@ class Library:
                 _log.warning("the opened folders cannot be watched", exc_info=True)
 
     def _look_at(self, key: str, opened: OpenedSource) -> None:
-        found = {path: _state_of(path) for path in opened.watched_files()}
-        before = self._seen.get(key)
+        found, before = _states_of(opened), self._seen[key]
         self._seen[key] = found
-        changed = {path for path in found if before is not None and found[path] != before.get(path)}
+        changed = {path for path in found if found[path] != before.get(path)}
         is_old = time.monotonic() - self._read_at.get(key, 0.0) > STATE_EVERY_S
         if changed or not opened.line or (is_old and opened.line.get("state") not in _OVER):
             self._read_at[key] = time.monotonic()
@@ -160,6 +161,11 @@ class Library:
 def _is_of_store(path: Path, opened: OpenedSource) -> bool:
     store = opened.source.store
     return path == store or path.parent == store
+
+
+def _states_of(opened: OpenedSource) -> dict[Path, tuple[int, int] | None]:
+    """Return the size and the time of change of each watched file of a source."""
+    return {path: _state_of(path) for path in opened.watched_files()}
 
 
 def _state_of(path: Path) -> tuple[int, int] | None:

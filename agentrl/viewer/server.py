@@ -104,14 +104,17 @@ class EventHub:
                 return
 
     async def listen(self, source: str | None) -> AsyncIterator[bytes]:
-        """Yield the events of one source or of all until `close`."""
+        """Yield the events of one source or of all until `close`; ``connected`` is the first.
+
+        At ``connected``, a page reads its data again, which may have changed before the server knew that it listens.
+        """
         listener = asyncio.Event()
         with self._lock:
             if self._is_closed:
                 return
             self._listeners[listener], self._waiting[listener] = source, {}
         try:
-            yield b": connected\n\n"
+            yield _encode("connected", source or "", {})
             while not self._is_closed:
                 try:
                     await asyncio.wait_for(listener.wait(), BEAT_S)

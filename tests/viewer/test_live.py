@@ -57,7 +57,7 @@ async def wait_for(viewer: Viewer, kind: str, source: str | None, change: Any) -
     path = "/api/events" + ("" if source is None else f"?source={source}")
     async with asyncio.timeout(100), viewer.client.get(path) as stream:
         assert stream.content_type == "text/event-stream"
-        assert await stream.content.readline() == b": connected\n"
+        assert await stream.content.readline() == b"event: connected\n"
         change()
         while True:
             if (await stream.content.readline()) == b"event: %s\n" % kind.encode():
@@ -93,7 +93,6 @@ async def test_new_episodes_metrics_status_and_runs_are_announced(runs: Path) ->
     first = runs / "first"
     async with open_viewer(runs) as viewer:
         await viewer.indexed("first")
-        await asyncio.sleep(0.2)  # the watcher has looked once
 
         def play() -> None:
             store(first, an_episode(0))

@@ -98,7 +98,7 @@ interface EventOptions {
   beat?: number | null;
 }
 
-/** Call `changed` when the server reports one of the events. */
+/** Call `changed` when the server reports one of the events, and when it is connected: it reports nothing before. */
 export function useEvents(
   source: string | null,
   names: readonly string[],
@@ -118,7 +118,7 @@ export function useEvents(
         latest.current();
       }, pause);
     };
-    for (const name of list.split(" ")) events.addEventListener(name, hear);
+    for (const name of ["connected", ...list.split(" ")]) events.addEventListener(name, hear);
     const clock = beat === null ? null : setInterval(hear, beat);
     return () => {
       events.close();
