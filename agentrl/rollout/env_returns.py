@@ -48,7 +48,7 @@ def check_step(returned: object) -> StepResult:
 
 
 def check_environment(env: Any) -> AnyEnv:
-    """Check what a function that creates an environment returned; raise `WrongReturn` if it is none."""
+    """Check that a function that creates environments returned one; raise `WrongReturn` otherwise."""
     if isinstance(env, type) or not all(callable(getattr(env, name, None)) for name in ("reset", "step", "close")):
         raise _wrong("what creates the environment", env, "an object with reset, step and close")
     return cast("AnyEnv", env)

@@ -54,7 +54,7 @@ class SubprocessPlay:
     failure: str = ""
     """Exception of the environment; empty without one."""
     end: str = ""
-    """How the environment ended the process, or which call did not return."""
+    """End of the process by the environment, or the call that did not return."""
 
 
 def transcript(
