@@ -77,9 +77,7 @@ class OpenedSource:
             UsageError: a file is outside the opened folders.
         """
         source, found = self.source, self.metrics()
-        if not self.settings.environments:
-            self.settings = self._read_settings()
-            self.index.splits.update(self.settings.splits)
+        self._load_settings()
         status = self.folders.read_status(source)
         result = self._result()
         step = int(found.steps[-1]) if len(found.steps) else None
@@ -190,6 +188,8 @@ class OpenedSource:
         Raises:
             UsageError: it cannot be opened.
         """
+        with suppress(UsageError):  # `refresh` reports it
+            self._load_settings()  # the index is filtered by splits
         if not self.index.opened.is_set():
             self.want_index()
             self.index.opened.wait(OPENING_S)
@@ -232,6 +232,11 @@ class OpenedSource:
     def _model(self) -> str:
         source = self.source
         return model_of_run(source.run) if source.kind is SourceKind.RUN else model_of_evaluation(source.path)
+
+    def _load_settings(self) -> None:
+        if not self.settings.environments:
+            self.settings = self._read_settings()
+            self.index.splits.update(self.settings.splits)
 
     def _read_settings(self) -> ConfigSummary:
         if self.source.kind is SourceKind.EVALUATION:

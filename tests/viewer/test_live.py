@@ -361,3 +361,18 @@ async def test_an_evaluation_of_a_text_service_has_no_tokens(tmp_path: Path) -> 
             0.0,
         )
         assert page["splits"] == {"maze": ["valid"]}
+
+
+async def test_pages_need_not_wait_for_the_watcher(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first page may be one of episodes, and files may change before they are first watched."""
+    monkeypatch.setattr(library, "POLL_S", 1000.0)
+    async with open_viewer(runs) as viewer:
+        page = await viewer.get("/api/r/first/episodes")
+        assert page["facets"]["splits"] == ["train"]
+        status = runs / "first" / "status.json"
+
+        def change() -> None:
+            status.write_bytes(status.read_bytes() + b" ")
+            viewer.server.library._look_at("first", viewer.server.library["first"])
+
+        await wait_for(viewer, "status", "first", change)
