@@ -1,4 +1,4 @@
-"""Help pages: their footer, and the format of options and arguments; and messages about wrong values of these."""
+"""Help pages: footer and format of options and arguments; and errors about wrong values of these."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class PlainCommand(TyperCommand):
         """Parse the arguments.
 
         Raises:
-            UsageError: an option has none of its values, or one of another type.
+            UsageError: the value of an option is not one of its choices, or has the wrong type.
         """
         with _plain_errors():
             return super().parse_args(ctx, args)
@@ -73,12 +73,12 @@ class PlainGroup(TyperGroup):
 
 
 _CHOICE = re.compile(r"(?:Value error, )?('.*') is not one of (.*?)\.?", re.DOTALL)
-"""Typer's message about an option that has none of its values; its beginning depends on the version."""
+"""Typer's message about a value that is not one of the choices; its beginning depends on Typer's version."""
 
 
 @contextmanager
 def _plain_errors() -> Iterator[None]:
-    """Convert Typer's error about the value of a parameter, whose class is another one in each version."""
+    """Convert Typer's error about the value of a parameter; its class depends on Typer's version."""
     try:
         yield
     except Exception as error:

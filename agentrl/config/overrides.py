@@ -39,6 +39,8 @@ _RIVALS: Mapping[str, str] = {"environment": "environments", "environments": "en
 """Sections that exclude each other: an override of one removes the other."""
 PROMPTS = "prompts"
 """Environment whose tasks are the prompts of a file."""
+_DROPPED = object()
+"""Value of a key that a later override removes with its section."""
 LOOP_OF_PROMPTS = "agent.loop=single_turn"
 """Override of the loop for this environment."""
 
@@ -207,7 +209,7 @@ def warn_repeated(texts: Sequence[str]) -> None:
         new = dict(_leaves(path, value))
         for old in [old for old in given if _is_replaced(old, path, new, merges=merges)]:
             before, previous = given.pop(old)
-            if new.get(old, previous if merges else given) != previous:
+            if new.get(old, previous if merges else _DROPPED) != previous:
                 _log.warning("%s is given twice: %s, and then %s, which counts", ".".join(old), before, text)
         given |= {key: (text, value) for key, value in new.items()}
 
