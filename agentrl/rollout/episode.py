@@ -314,7 +314,7 @@ class RuntimeEpisode(Episode):
                 expected="episode.open(messages, tools=list(episode.tools.values()))",
                 hint=f"pass tools=() for a conversation without tools, or set {name}.offers_tools = False",
             )
-        messages = with_history(checked_messages(messages), self._history)
+        messages = with_history(check_messages(messages), self._history)
         opened = self._policy.open(self, messages, tools or ())
         return RecordedConversation(opened, self.turns.trajectory, messages, history=self._history)
 
@@ -436,7 +436,7 @@ class RecordedConversation(Conversation):
 
     def add(self, *messages: Message) -> None:
         """Append messages."""
-        self._messages.extend(checked_messages(messages))
+        self._messages.extend(check_messages(messages))
         self._conversation.add(*messages)
 
     async def generate(self, *, prefill: str = "", options: TurnOptions = PLAIN_TURN) -> Answer:
@@ -452,7 +452,7 @@ class RecordedConversation(Conversation):
 
     def fork(self, messages: Sequence[Message]) -> Conversation:
         """Return a conversation with a rewritten history."""
-        messages = with_history(checked_messages(messages), self._history)
+        messages = with_history(check_messages(messages), self._history)
         forked = self._conversation.fork(messages)
         if list(messages[: len(self._messages)]) == self._messages:  # the fork contains this conversation
             self._hide()
@@ -496,7 +496,7 @@ def _cut_parts(content: tuple[ContentPart, ...], text: str, kept: int) -> Conten
     return tuple(parts)
 
 
-def checked_messages(messages: object) -> Sequence[Message]:
+def check_messages(messages: object) -> Sequence[Message]:
     """Check what an agent loop puts into a conversation.
 
     Raises:

@@ -322,7 +322,7 @@ class EpisodeRunner:
         attempt = running_task()
         try:
             with self.waits.on(WaitKind.LOOP, episode.turns.trajectory.id, type(self.loop).__name__):
-                await _started(self.loop, episode)
+                await _start_loop(self.loop, episode)
         except EpisodeEnd as end:
             return end.outcome
         except PolicyError as error:
@@ -551,7 +551,7 @@ def make_agent_loop(name: str, options: Mapping[str, Any]) -> AgentLoop:
     return loop
 
 
-def _started(loop: AgentLoop, episode: RuntimeEpisode) -> Awaitable[None]:
+def _start_loop(loop: AgentLoop, episode: RuntimeEpisode) -> Awaitable[None]:
     """Start a loop's `run`; raise `UsageError` if it is not asynchronous."""
     running: object = loop.run(episode)
     if not inspect.isawaitable(running):
