@@ -153,7 +153,10 @@ async def test_answers_end_at_their_limits(length, request_of):
 
 
 async def test_an_answer_ends_within_a_draft(request_of):
-    """At a stop token, and at a stop text; what follows is neither in the answer nor in the next turn's cache."""
+    """At a stop token, and at a stop text; what follows is neither in the answer nor in the next turn's cache.
+
+    vllm-project/vllm#47616: ids and log-probabilities after the stop text were returned.
+    """
     model = tiny_model()
 
     def decode(ids):
@@ -217,3 +220,15 @@ async def test_random_text_is_soon_no_longer_guessed(request_of):
     _, counts = await play(model, request_of, turns=2, sessions=16, temperature=3.0, top_k=8, max_tokens=200)
     assert WINDOW_TOKENS <= counts["draft_tokens"] < 2 * WINDOW_TOKENS
     assert counts["accepted_draft_tokens"] < MIN_ACCEPTANCE * counts["draft_tokens"]
+
+
+async def test_requests_without_a_seed_do_not_change_those_with_one(request_of):
+    """vllm-project/vllm#11123: with guesses, one missing seed in a batch spoiled the other answers."""
+    model = tiny_model()
+    engine = LocalEngine(model, LocalEngineConfig())
+    seeds = [1, None, 2, None, 3]
+    requests = [request_of([5, 6, 7], str(n), seed=seed, **ROUNDS) for n, seed in enumerate(seeds)]
+    answers = await asyncio.gather(*map(engine.generate, requests))
+    await engine.close()
+    check(model, [([5, 6, 7], a, seed) for a, seed in zip(answers, seeds, strict=True) if seed is not None], 0.25)
+    assert engine.metrics().details["accepted_draft_tokens"] > 0
