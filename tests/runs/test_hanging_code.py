@@ -57,8 +57,11 @@ def start(model: Path, tmp_path: Path):
         process = start_program(words, tmp_path, WORLDS, {"HANG": hang})
         started.append(process)
         sites = set(hang.partition(":")[2].split(",")) if reached is None else reached
-        while not all((tmp_path / site).exists() for site in sites):
-            assert process.is_alive(), (tmp_path / "output").read_text()
+        until = time.monotonic() + 60 * SLACK
+        while missing := [site for site in sites if not (tmp_path / site).exists()]:
+            output = (tmp_path / "output").read_text()
+            assert process.is_alive(), output
+            assert time.monotonic() < until, f"not reached: {', '.join(missing)}\n{output}"
             time.sleep(0.05)
         if words[0] == "train":
             wait_until_named(tmp_path / "runs" / "run", sites)

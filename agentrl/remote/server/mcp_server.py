@@ -192,6 +192,12 @@ class MCPServer:
                 await application(scope, receive, note)
                 return
             headers = {name.decode("latin-1"): value for name, value in scope["headers"]}
+
+            async def end(message: dict[str, Any]) -> None:
+                if message["type"] == "http.response.start":  # the client may count on it once it has the answer
+                    self.sessions.end(headers.get("mcp-session-id", b"").decode("latin-1"))
+                await send(message)
+
             host, origin = (headers.get(name, b"").decode("latin-1") for name in ("host", "origin"))
             is_own = is_own_host(host, names) and (not origin or is_own_origin(origin, names))
             if wanted is None and not is_own:
@@ -204,9 +210,7 @@ class MCPServer:
                 except TimeoutError:
                     await _refuse(send, 408, "the request did not arrive in time")
                     return
-                await application(scope, replay, send)
-                if scope["method"] == "DELETE":
-                    self.sessions.end(headers.get("mcp-session-id", b"").decode("latin-1"))
+                await application(scope, replay, end if scope["method"] == "DELETE" else send)
 
         return call
 
