@@ -7,6 +7,7 @@ if __name__ != "agentrl.agent_loops":
 
 PLUGINS: dict[str, dict[str, str]] = {
     "agent_loop": {
+        "caption_reasoner": "agentrl.agent_loops.caption_reasoner:CaptionReasoner",
         "debate": "agentrl.agent_loops.debate:Debate",
         "external": "agentrl.agent_loops.external:External",
         "memory": "agentrl.agent_loops.memory:Memory",

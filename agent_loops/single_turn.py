@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from agentrl.agent_loop import AgentLoop, Answer, Episode, EpisodeEnd
+from agentrl.agent_loop import AgentLoop, Answer, Conversation, Episode, EpisodeEnd
 from agentrl.errors import Outcome
 from agentrl.message import Message
 
@@ -28,7 +28,11 @@ class SingleTurn(AgentLoop):
     async def run(self, episode: Episode) -> None:
         """Play one episode."""
         observation = await episode.reset()
-        conversation = episode.open(opening([episode.spec.instructions, self.rule(episode.action_hint)], observation))
+        rules = [episode.spec.instructions, self.rule(episode.action_hint)]
+        await self.answer(episode, episode.open(opening(rules, observation)))
+
+    async def answer(self, episode: Episode, conversation: Conversation) -> None:
+        """Let the policy answer in `conversation`, and pass its answer to the environment."""
         action = self.read(await conversation.generate())
         if action is None:
             episode.count_invalid(f"no <{self.tag}>")

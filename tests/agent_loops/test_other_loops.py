@@ -156,3 +156,19 @@ async def test_there_is_no_second_answer_without_a_description(play):
     played = await play(lambda: Question(ends=False), "self_described", "4", max_turns=2)
     assert (len(played.trajectory.turns), played.trajectory.reward) == (1, 1.0)
     assert played.trajectory.outcome is Outcome.TRUNCATED_TURNS
+
+
+async def test_a_reasoner_answers_from_the_captioners_description(play):
+    played = await play(lambda: Question(), "caption_reasoner", "Two and two dots.", "4", instructions="Be brief.")
+    assert [turn.role for turn in played.trajectory.turns] == ["captioner", "reasoner"]
+    assert played.trajectory.role_returns == {"captioner": 1.0, "reasoner": 1.0}
+    captioner, reasoner = played.texts
+    assert ("Do not answer the question." in captioner, "Be brief." in captioner) == (True, False)
+    assert "What is 2 + 2?\n\nYou do not see the image, but this description of it:\nTwo and two dots." in reasoner
+    assert ("Be brief." in reasoner, "Do not answer" in reasoner) == (True, False)
+
+
+async def test_an_empty_description_ends_the_episode(play):
+    played = await play(lambda: Question(), "caption_reasoner", "", "4")
+    assert (played.trajectory.outcome, played.trajectory.reward) == (Outcome.POLICY_ERROR, 0.0)
+    assert [turn.valid for turn in played.trajectory.turns] == [False]

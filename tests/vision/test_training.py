@@ -151,6 +151,19 @@ def test_independent_turns_have_their_own_images(start: StartRun) -> None:
     assert all(len(sequence.images) == 1 for trajectory in played for sequence in trajectory.sequences)
 
 
+def test_a_reasoner_reads_the_description_and_not_the_image(start: StartRun) -> None:
+    roles = "agent.roles={reasoner: {trained: false}}"
+    run = start(FAMILIES[0], "agent.loop=caption_reasoner", "agent.options={}", roles, "trainer.steps=1")
+    train(run)
+    played = [stored.trajectory for stored in read_trajectories(run.folder.trajectories)]
+    answered = [trajectory for trajectory in played if len(trajectory.sequences) == 2]
+    assert answered
+    for trajectory in answered:
+        captioner, reasoner = trajectory.sequences
+        assert (len(captioner.images), len(reasoner.images)) == (1, 0)
+        assert (captioner.loss_mask.any(), reasoner.loss_mask.any()) == (True, False)
+
+
 def test_a_warm_start_learns_from_pictures(start: StartRun) -> None:
     run = start(FAMILIES[1], "sft.observation_weight=0.2", "agent.max_turns=8", "agent.max_tokens=1000")
     result = warm_start(run)
