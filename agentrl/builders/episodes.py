@@ -126,7 +126,7 @@ def build_runner(
         tools=tools,
         tool_limits=tool_limits,
         make_sandbox=make_sandbox or sandbox_maker(config.agent),
-        few_shot=_few_shot(config, pool.spec),
+        policy_wrapper=_few_shot(config, pool.spec),
         scorer=scorer,
         system_prompt=config.agent.system_prompt,
         retries=config.rollout.retries if retries is None else retries,

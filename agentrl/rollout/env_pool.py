@@ -22,7 +22,7 @@ from agentrl.env import AnyEnv, EnvironmentSpec, Isolation
 from agentrl.errors import AgentRLError, EnvironmentFailure, boundary, running_task
 from agentrl.errors.deadlines import CLOSING_S, close_in_time
 from agentrl.errors.foreign import EPISODE_GRACE_S
-from agentrl.remote.env_methods import CALL_TOOL, EnvMethod, RemoteTool, ResetResult, StepReply
+from agentrl.remote.env_methods import CALL_TOOL, RESET, STEP, EnvMethod, RemoteTool, ResetResult, StepReply
 from agentrl.rollout.env_processes import ProcessWorker
 from agentrl.rollout.env_workers import EnvAdapter, EnvBackend, InlineBackend, ThreadWorker
 from agentrl.rollout.waits import WaitKind, WaitTracker
@@ -99,7 +99,7 @@ class EnvHandle:
     async def reset(self, task: Task) -> ResetResult:
         """Start the task's episode."""
         self._task, self._steps, self._longest_step_s = task.id, 0, 0.0
-        result: ResetResult = await self._call("reset", task.seed, task.options, deadline_s=self._reset_timeout_s)
+        result: ResetResult = await self._call(RESET.name, task.seed, task.options, deadline_s=self._reset_timeout_s)
         self._longest_step_s = self._requested_step_s(result.info)
         for tool in result.tools:
             if isinstance(tool, RemoteTool) and tool.remote is None:
@@ -109,7 +109,7 @@ class EnvHandle:
     async def step(self, action: str) -> StepReply:
         """Take an action."""
         self._steps += 1
-        stepped: StepReply = await self._call("step", action)
+        stepped: StepReply = await self._call(STEP.name, action)
         return stepped
 
     def _requested_step_s(self, info: Mapping[str, Any]) -> float:
@@ -135,11 +135,11 @@ class EnvHandle:
         return self._call(method.name, *arguments)
 
     async def _call(self, method: str, *arguments: Any, deadline_s: float | None = None) -> Any:
-        where = f"task {self._task}, step {self._steps}" if method == "step" else f"task {self._task}"
+        where = f"task {self._task}, step {self._steps}" if method == STEP.name else f"task {self._task}"
         what = f"{method} of environment {self._name} ({where})"
         if deadline_s is None:
             deadline_s = max(self._step_timeout_s, self._longest_step_s)
-        remedy = "environment.reset_timeout_s" if method == "reset" else None
+        remedy = "environment.reset_timeout_s" if method == RESET.name else None
         with self._waits.on(WaitKind.ENVIRONMENT, self.borrower, f"{method} of {self._name}", deadline_s, remedy):
             return await self.backend.call(method, *arguments, deadline_s=deadline_s, what=what)
 

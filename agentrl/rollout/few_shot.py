@@ -65,7 +65,7 @@ class FewShotExamples:
         recorder = _MessageRecorder()
         renderer = getattr(runner.policy, "renderer", None)
         expert = runner.with_policy(ScriptedEpisodePolicy(ScriptedPolicy.EXPERT, renderer))
-        expert.observer, expert.scorer, expert.few_shot = recorder, EnvironmentReward(), None
+        expert.observer, expert.scorer, expert.policy_wrapper = recorder, EnvironmentReward(), None
         found: list[Message] = []
         episodes = min(MAX_EPISODES, len(self._tasks))
         for number in range(episodes):

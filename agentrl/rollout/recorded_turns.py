@@ -327,5 +327,5 @@ def continue_from(
         UsageError: the parent's turns cannot be repeated.
     """
     other = copy.copy(runner)
-    other.few_shot = Continuation(parent, turns, records=records, restores=restores, inner=runner.few_shot)
+    other.policy_wrapper = Continuation(parent, turns, records=records, restores=restores, inner=runner.policy_wrapper)
     return other

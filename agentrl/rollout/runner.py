@@ -116,7 +116,7 @@ class EpisodeRunner:
         counters: Counts of events; several runners may share one.
         tool_limits: Rate limits and cached results of tools; several runners may share one.
         make_sandbox: Makes the sandbox of an episode whose tools need one.
-        few_shot: Adds examples to the prompts of the policy.
+        policy_wrapper: Wraps the policy of each episode, for instance to add examples to its prompts.
         roles: Setups of roles; roles without a setup use the run's tools and policy.
     """
 
@@ -136,7 +136,7 @@ class EpisodeRunner:
         counters: RolloutCounters | None = None,
         tool_limits: ToolLimits | None = None,
         make_sandbox: Callable[[], Sandbox] | None = None,
-        few_shot: PolicyWrapper | None = None,
+        policy_wrapper: PolicyWrapper | None = None,
         roles: Sequence[RoleSetup] = (),
     ) -> None:
         self.pool = pool
@@ -152,7 +152,7 @@ class EpisodeRunner:
         self.observer = observer or RolloutObserver()
         self.tool_limits = tool_limits or ToolLimits(pool.waits.clock)
         self.make_sandbox = make_sandbox
-        self.few_shot = few_shot
+        self.policy_wrapper = policy_wrapper
         self._unscored: set[str] = set()
         """Ids of the episodes of this runner whose groups have not been scored."""
         self.spec = pool.spec
@@ -291,7 +291,7 @@ class EpisodeRunner:
             self._fail(trajectory, outcome, error)
 
     async def _play(self, trajectory: Trajectory, task: Task, seed: int) -> Outcome:
-        policy = self.policy if self.few_shot is None else await self.few_shot.wrap(self, task)
+        policy = self.policy if self.policy_wrapper is None else await self.policy_wrapper.wrap(self, task)
         async with self.pool.borrow(trajectory.id) as environment:
             limits = self.limits.for_task(task)
             turns = TurnLog(trajectory, limits, seed, self.waits, self.counters, self.observer)

@@ -77,7 +77,7 @@ async def test_examples_come_from_the_file_of_tasks_where_there_is_one(tmp_path:
 async def test_without_few_shot_turns_there_are_no_examples() -> None:
     config = load_config(None, ["environment=guess_number/valid", "agent.loop=react_text"])
     pool = build_env_pool(config)
-    assert build_runner(config, pool, ScriptedEpisodePolicy(ScriptedPolicy.RANDOM)).few_shot is None
+    assert build_runner(config, pool, ScriptedEpisodePolicy(ScriptedPolicy.RANDOM)).policy_wrapper is None
     await pool.close()
 
 
@@ -118,7 +118,7 @@ async def shown(*words: str) -> list[str]:
     config = load_config(None, [*words, *settings])
     pool = build_env_pool(config)
     runner = build_runner(config, pool, ScriptedEpisodePolicy(ScriptedPolicy.EXPERT))
-    assert runner.few_shot is not None
-    messages = await runner.few_shot.messages(runner, Task(id="other", environment="spoken", seed=5))
+    assert runner.policy_wrapper is not None
+    messages = await runner.policy_wrapper.messages(runner, Task(id="other", environment="spoken", seed=5))
     await pool.close()
     return [message.text for message in messages if message.role == "assistant"]

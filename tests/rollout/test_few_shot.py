@@ -41,7 +41,7 @@ async def test_examples_show_what_each_turn_led_to(make_runner, play, worlds, ta
             return ("You go on.", *super().step(action)[1:])
 
     runner = make_runner(
-        Walk, "forward", loop="react_text", options={"format": "plain"}, few_shot=FewShotExamples(count, tasks)
+        Walk, "forward", loop="react_text", options={"format": "plain"}, policy_wrapper=FewShotExamples(count, tasks)
     )
     first = (await play(runner)).sequences[0]
     prompt = renderer.encoder.decode(first.ids_list()[: first.turns[0].start])
@@ -59,7 +59,9 @@ async def test_examples_show_what_each_turn_led_to(make_runner, play, worlds, ta
     ],
 )
 async def test_every_prompt_shows_turns_of_the_expert(make_runner, play, worlds, tasks, renderer, loop, options, count):
-    runner = make_runner(worlds.Corridor, "forward", loop=loop, options=options, few_shot=FewShotExamples(count, tasks))
+    runner = make_runner(
+        worlds.Corridor, "forward", loop=loop, options=options, policy_wrapper=FewShotExamples(count, tasks)
+    )
     trajectory = await play(runner)
     first = trajectory.sequences[0]
     prompt = renderer.encoder.decode(first.ids_list()[: first.turns[0].start])
@@ -82,7 +84,7 @@ async def test_the_scorer_reads_the_episode_without_examples(make_runner, play, 
 
             return Score(reward=0.0)
 
-    runner = make_runner(worlds.Corridor, "forward", scorer=Reading(), few_shot=FewShotExamples(4, tasks))
+    runner = make_runner(worlds.Corridor, "forward", scorer=Reading(), policy_wrapper=FewShotExamples(4, tasks))
     await play(runner)
     assert read == [["system", "user", *["assistant", "user"] * 2, "assistant"]]
 
@@ -92,19 +94,19 @@ async def test_an_environment_without_an_expert_has_no_examples(make_runner, pla
         expert = None
 
     with pytest.raises(UsageError, match="the environment has no expert"):
-        await play(make_runner(Alone, "forward", few_shot=FewShotExamples(1, tasks)))
+        await play(make_runner(Alone, "forward", policy_wrapper=FewShotExamples(1, tasks)))
 
 
 async def test_too_few_turns_are_named(make_runner, play, worlds, tasks):
     with pytest.raises(UsageError, match=r"too few turns: got 60 in 20 episodes.*agent.few_shot_turns=61"):
-        await play(make_runner(worlds.Corridor, "forward", few_shot=FewShotExamples(61, tasks)))
+        await play(make_runner(worlds.Corridor, "forward", policy_wrapper=FewShotExamples(61, tasks)))
 
 
 @pytest.mark.parametrize("family", [name for name in TOKENIZER_FAMILIES if name not in ("gemma", "qwen2.5-vl")])
 async def test_examples_of_tool_calls_are_written_in_each_familys_way(make_runner, play, worlds, tasks, family):
     policy = ScriptedEpisodePolicy(ScriptedPolicy.EXPERT, Renderer(build_tokenizer(family)))
     played = await play(
-        make_runner(worlds.Corridor, policy=policy, loop="tool_calling", few_shot=FewShotExamples(2, tasks))
+        make_runner(worlds.Corridor, policy=policy, loop="tool_calling", policy_wrapper=FewShotExamples(2, tasks))
     )
     assert (played.outcome, played.success, len(played.turns)) == (Outcome.FINISHED, True, 3)
 
@@ -116,7 +118,7 @@ async def test_no_prompt_shows_turns_of_its_own_task(make_runner, play, worlds, 
             return f"This is corridor {seed}.", info
 
     tasks = [Task(id=f"task {seed}", environment="world", seed=seed) for seed in range(3)]
-    runner = make_runner(Numbered, "forward", few_shot=FewShotExamples(4, tasks))
+    runner = make_runner(Numbered, "forward", policy_wrapper=FewShotExamples(4, tasks))
     for task in tasks:
         trajectory = await runner.run(task, group_id="g", member=0, seed=0)
         text = renderer.encoder.decode(trajectory.sequences[0].ids_list())

@@ -105,7 +105,7 @@ def tokens(trajectory, index):
 
 async def test_few_shot_examples_stay_in_the_prompts(make_runner, play):
     examples = FewShotExamples(2, SeedTasks("world", size=5))
-    runner = make_runner(Counted, "forward", few_shot=examples)
+    runner = make_runner(Counted, "forward", policy_wrapper=examples)
     first = await play(runner)
     second = await play(continue_from(runner, first, 2), member=1)
     assert second.outcome is Outcome.FINISHED

@@ -9,7 +9,7 @@ from agentrl.models.threads import ThreadWorkers
 from agentrl.training.forward.layout import PADDED, Layout
 from agentrl.training.forward.logprobs import score
 from agentrl.training.forward.runner import ModelRunner, RunnerSettings
-from agentrl.training.forward.sequences import micro_batches, pad, padded_indices, scored_sequence
+from agentrl.training.forward.sequences import group_by_length, pad, padded_indices, scored_sequence
 from agentrl.training.forward.tree_attention import ATTENTION
 
 PACKED = Layout(packed=True)
@@ -91,7 +91,7 @@ def test_first_token_cannot_be_wanted():
 
 def test_micro_batches_hold_every_sequence_once_within_the_budget():
     lengths = [5, 100, 7, 7, 30, 28, 1, 64, 3, 2]
-    batches = micro_batches(lengths, budget=64)
+    batches = group_by_length(lengths, budget=64)
     assert sorted(i for batch in batches for i in batch) == list(range(10))
     for batch in batches:
         longest = max(lengths[i] for i in batch)

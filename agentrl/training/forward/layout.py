@@ -21,7 +21,7 @@ from agentrl.training.distributed.fsdp import computing_dtype, reshard, within_f
 from agentrl.training.forward.moe_replay import ROUTES, RouterReplay
 from agentrl.training.forward.sequences import (
     ScoredSequence,
-    micro_batches,
+    group_by_length,
     pack,
     pad,
     padded_indices,
@@ -62,9 +62,9 @@ class Layout:
             return shared_rows(sequences, self.budget, share=self.share)
         lengths = [len(sequence) for sequence in sequences]
         if self.longest_together is None:
-            return micro_batches(lengths, self.budget, padded=not self.packed)
+            return group_by_length(lengths, self.budget, padded=not self.packed)
         together = [i for i, length in enumerate(lengths) if length <= self.longest_together]
-        groups = micro_batches([lengths[i] for i in together], self.budget, padded=not self.packed)
+        groups = group_by_length([lengths[i] for i in together], self.budget, padded=not self.packed)
         alone = [[i] for i, length in enumerate(lengths) if length > self.longest_together]
         return [*alone, *([together[k] for k in group] for group in groups)]
 

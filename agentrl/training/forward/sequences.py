@@ -109,15 +109,15 @@ def _tensor(routes: RoutedExperts) -> torch.Tensor:
     return torch.from_numpy(routes if routes.dtype == np.uint8 else routes.astype(np.int16))
 
 
-def micro_batches(lengths: Sequence[int], budget: int, *, padded: bool = True) -> list[list[int]]:
+def group_by_length(lengths: Sequence[int], budget: int, *, padded: bool = True) -> list[list[int]]:
     """Group sequences, longest first, into batches of at most `budget` tokens; return their indices.
 
     If `padded`, padding counts, and a batch ends early if more than half of the next row would be padding. A sequence
     longer than the budget has its own batch. Sequences of equal length keep their order.
 
-    >>> micro_batches([3, 9, 4, 1], budget=8)
+    >>> group_by_length([3, 9, 4, 1], budget=8)
     [[1], [2, 0], [3]]
-    >>> micro_batches([3, 9, 4, 1], budget=8, padded=False)
+    >>> group_by_length([3, 9, 4, 1], budget=8, padded=False)
     [[1], [2, 0, 3]]
     """
     order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
