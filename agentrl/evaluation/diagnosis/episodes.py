@@ -28,8 +28,8 @@ from agentrl.observe.idle_steps import learns_nothing, share_that_differs
 
 MANY = 0.2
 """Minimum share of episodes, of answers, or of steps without learning for reporting a problem."""
-SINGLE_TURN = "single_turn"
-"""Loop that ends an episode after one answer."""
+ONE_STEP_LOOPS = ("single_turn", "self_described", "caption_reasoner")
+"""Shipped loops that end an episode after one answer to the environment."""
 MAJORITY = 0.5
 """Share of unusable answers among the whole ones, up to which the cut explains those that were cut."""
 CERTAIN = 4.0
@@ -130,8 +130,8 @@ def truncated_episodes(run: RunSummary) -> Iterator[Finding]:
         is_tokens = outcome is Outcome.TRUNCATED_TOKENS
         advice = "and the context of the engine and the model, if it is shorter" if is_tokens else ""
         changes: tuple[ConfigChange, ...] = (run.double_limit(key),)
-        if outcome is Outcome.TRUNCATED_TURNS and run.setting("agent.loop") == SINGLE_TURN:
-            what, key, changes = "their turns", "agent.loop=single_turn plays one", ()
+        if outcome is Outcome.TRUNCATED_TURNS and run.setting("agent.loop") in ONE_STEP_LOOPS:
+            what, key, changes = "their turns", f"agent.loop={run.setting('agent.loop')} plays one", ()
             advice = "choose a loop that plays several turns (agent.loop=tool_calling or react_text)"
         elif outcome is Outcome.TRUNCATED_TURNS and _is_cut_by_environment(run):
             if has_risen(run.lines, "success/mean"):  # a limit that belongs to the task, within which the policy learns

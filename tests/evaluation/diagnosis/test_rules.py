@@ -348,12 +348,13 @@ def test_episodes_that_the_environment_ends_need_no_more_turns():
     assert [(change.key, change.value) for change in budget.changes] == [("agent.max_turns", 100)]
 
 
-def test_a_loop_of_one_turn_needs_another_loop():
-    config = load_config(None, ["environment=guess_number", "agent.loop=single_turn"])
+@pytest.mark.parametrize("loop", ["single_turn", "caption_reasoner"])
+def test_a_loop_of_one_turn_needs_another_loop(loop):
+    config = load_config(None, ["environment=guess_number", f"agent.loop={loop}"])
     counts = evidence_of(*(episode(0.0, outcome=Outcome.TRUNCATED_TURNS, answer=n) for n in range(20)))
     run = RunSummary(episodes=counts, config=config, lines=[{"step": 1, "turns/max": 1.0}])
     (problem,) = truncated_episodes(run)
-    assert "their turns ran out (agent.loop=single_turn plays one)" in problem.sentence
+    assert f"their turns ran out (agent.loop={loop} plays one)" in problem.sentence
     assert problem.changes == ()
     assert "react_text" in problem.advice
 
