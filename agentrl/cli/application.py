@@ -6,6 +6,7 @@ import importlib
 import importlib.metadata
 import itertools
 import logging
+import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -56,11 +57,12 @@ def _run(arguments: Sequence[str], imported: Callable[[], None]) -> None:
     words = list(arguments)
     debug = DEBUG in words
     words = [word for word in words if word != DEBUG]
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.append(str(Path.cwd()))  # the user's module:attr names are imported from the current folder
     if logging.lastResort is not None:  # for warnings that are not written to a run's log
         logging.lastResort.setFormatter(VisibleFormatter())
     try:
+        here = str(_current_folder())
+        if "" not in sys.path and here not in sys.path:
+            sys.path.append(here)  # the user's module:attr names are imported from the current folder
         chosen = next((word for word in words if not word.startswith("-")), None)
         if chosen is not None and (entry := COMMANDS.get(chosen)) is not None:
             check_first_argument(entry, words[words.index(chosen) + 1 :])
@@ -82,6 +84,23 @@ def _run(arguments: Sequence[str], imported: Callable[[], None]) -> None:
         print_error(AgentRLError(f"{type(error).__name__}: {error}"))
         note("unexpected error: run the command again with --debug for the traceback")
         sys.exit(ExitCode.FAILED)
+
+
+def _current_folder() -> Path:
+    """Return the current folder.
+
+    Raises:
+        UsageError: it was deleted.
+    """
+    try:
+        return Path.cwd()
+    except FileNotFoundError as error:
+        raise UsageError(
+            "the current folder was deleted",
+            got=os.environ.get("PWD", error),
+            expected="a folder that exists, where relative paths begin",
+            hint='go to another folder, or to a new one of the same name: cd "$PWD"',
+        ) from error
 
 
 def refuse_key_options(words: Sequence[str]) -> None:

@@ -18,7 +18,7 @@ from agentrl.config import shipped_configs
 from agentrl.config.estimate import evaluation_size
 from agentrl.config.overrides import reward_words, warn_repeated
 from agentrl.errors import AgentRLError, Outcome, UsageError
-from agentrl.evaluation.diagnosis.finding import finding_lines
+from agentrl.evaluation.diagnosis.finding import Finding, finding_lines
 from agentrl.evaluation.evaluate import PolicyKind
 from agentrl.evaluation.report import tables
 from agentrl.evaluation.result import EvaluationResult
@@ -118,20 +118,23 @@ def evaluate(
         note(evaluation_size(config, request.n_tasks, request.samples))
     note(describe_request(request))
     finished = play_request(request)
-    _print_finished(finished)
+    failure = _failure_of_all(finished.result)
+    _print_finished(finished, failure)
     if json_file is not None:
         replace_file(json_file, (json.dumps(finished.result.to_json(), indent=2) + "\n").encode())
         note(f"wrote {json_file}")
     if report:
         files = write_evaluation_report(finished)
         note(f"wrote {files.markdown} and {files.html}")
-    _check_measured(finished.result)
+    if failure is not None:
+        raise failure
 
 
-def _print_finished(finished: FinishedEvaluation) -> None:
-    """Print the result, its problems, and the folder of the episodes."""
+def _print_finished(finished: FinishedEvaluation, failure: AgentRLError | None) -> None:
+    """Print the result, its problems except the one that `failure` describes, and the folder of the episodes."""
     _print_result(finished.result)
-    for line in finding_lines(finished.result.problems):
+    told = "" if failure is None else str(failure)
+    for line in finding_lines([problem for problem in finished.result.problems if not _is_told(problem, told)]):
         note(line)
     if finished.result.reused:
         note("reused episodes: code, data, settings and model did not change; --fresh plays them again")
@@ -173,16 +176,22 @@ def _print_result(result: EvaluationResult) -> None:
         out.print()
 
 
-def _check_measured(result: EvaluationResult) -> None:
-    """Raise an error if all episodes failed, so that nothing was measured."""
-    if result.failures == len(result.episodes):
-        outcome, _ = max(result.outcomes.items(), key=lambda found: found[1])
-        example = next(e.trajectory for e in result.episodes if e.trajectory.outcome is outcome)
-        done = "scored" if outcome is Outcome.REWARD_ERROR else "played"
-        raise AgentRLError(
-            f"no episode could be {done} ({outcome}): {example.error}",
-            hint=_next_step(outcome, result.panel.environment),
-        )
+def _failure_of_all(result: EvaluationResult) -> AgentRLError | None:
+    """Return the most frequent failure as an error if all episodes failed, so that nothing was measured."""
+    if result.failures < len(result.episodes):
+        return None
+    outcome, _ = max(result.outcomes.items(), key=lambda found: found[1])
+    example = next(e.trajectory for e in result.episodes if e.trajectory.outcome is outcome)
+    done = "scored" if outcome is Outcome.REWARD_ERROR else "played"
+    return AgentRLError(
+        f"no episode could be {done} ({outcome}): {example.error}",
+        hint=_next_step(outcome, result.panel.environment),
+    )
+
+
+def _is_told(problem: Finding, error: str) -> bool:
+    """Return True if an error describes a problem, with its kind and its line."""
+    return f"({problem.kind})" in error and (problem.file is None or f"{problem.file} line {problem.line}" in error)
 
 
 def _next_step(outcome: Outcome, environment: str) -> str:

@@ -13,7 +13,7 @@ from agentrl.builders.models import build_renderer, prepare_model, resolve_model
 from agentrl.builders.scratch import scratch_corpus
 from agentrl.builders.tools import find_tool
 from agentrl.config import load_config, shipped_configs
-from agentrl.config.derived import per_environment_configs
+from agentrl.config.derived import make_agent_loop, per_environment_configs
 from agentrl.config.keys import all_keys
 from agentrl.config.resume_rules import RULES, rule_of
 from agentrl.env.lookup import resolve_environment
@@ -26,7 +26,6 @@ from agentrl.render.tokenizers import load_tokenizer, token_breaker
 from agentrl.rollout.curriculum import check_curriculum
 from agentrl.rollout.environment_probe import has_expert
 from agentrl.rollout.loop_choice import check_rendering
-from agentrl.rollout.runner import make_agent_loop
 from agentrl.rollout.task_source import task_source
 from agentrl.rollout.text_corpus import MAX_FAILED
 from agentrl.runs.rl import train
