@@ -114,7 +114,8 @@ def _rows_of(file: Path, path: str | Path, what: str) -> Iterator[Row]:
             raise UsageError(
                 f"{what} {path} is a {file.suffix[1:].upper()} file",
                 expected=_EXPECTED,
-                hint="convert it: pandas.read_csv(FILE).convert_dtypes().to_json('rows.jsonl', orient='records', lines=True)",
+                hint="convert it: pandas.read_csv(FILE).convert_dtypes().to_json('rows.jsonl', orient='records', "
+                "lines=True)",
             )
         if head[:4] == _PARQUET or file.suffix == ".parquet":
             yield from _parquet_rows(file)
