@@ -63,6 +63,7 @@ def _run(arguments: Sequence[str], imported: Callable[[], None]) -> None:
         here = str(_current_folder())
         if "" not in sys.path and here not in sys.path:
             sys.path.append(here)  # the user's module:attr names are imported from the current folder
+        refuse_empty_words(words)
         chosen = next((word for word in words if not word.startswith("-")), None)
         if chosen is not None and (entry := COMMANDS.get(chosen)) is not None:
             check_first_argument(entry, words[words.index(chosen) + 1 :])
@@ -101,6 +102,23 @@ def _current_folder() -> Path:
             expected="a folder that exists, where relative paths begin",
             hint='go to another folder, or to a new one of the same name: cd "$PWD"',
         ) from error
+
+
+def refuse_empty_words(words: Sequence[str]) -> None:
+    """Refuse an empty argument or value of an option, which as a path would mean the current folder.
+
+    Raises:
+        UsageError: such a word; the shell makes one of a variable that is not set.
+    """
+    for before, word in itertools.pairwise(["", *itertools.takewhile(lambda word: word != "--", words)]):
+        if not word or (word.startswith("--") and word.endswith("=")):
+            option = word.removesuffix("=") or (before if before.startswith("-") and "=" not in before else "")
+            raise UsageError(
+                f"{option or 'an argument'} is empty",
+                got="''",
+                expected="a value" if option else "a name or a value",
+                hint="a variable of the shell that is not set gives an empty value",
+            )
 
 
 def refuse_key_options(words: Sequence[str]) -> None:

@@ -99,6 +99,25 @@ def test_wrong_usage_is_one_message_and_exit_code_two(agentrl: Cli, workplace: P
         assert not list(workplace.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (["eval", "--policy", "random", "--prompts", ""], "--prompts is empty"),
+        (["eval", "--policy", "random", "--prompts="], "--prompts is empty"),
+        (["train", "--env", "guess_number", "--model", "", "--dry-run"], "--model is empty"),
+        (["train", "", "trainer.steps=1"], "an argument is empty"),
+    ],
+)
+def test_an_empty_word_never_means_the_current_folder(
+    agentrl: Cli, workplace: Path, words: list[str], what: str
+) -> None:
+    (workplace / "rows.jsonl").write_text('{"prompt": "Say a"}\n')
+    ended = agentrl(*words)
+    assert ended.code == 2
+    assert ended.err.startswith(f"error: {what}: got '', expected")
+    assert os.listdir(workplace) == ["rows.jsonl"]
+
+
 def test_a_deleted_current_folder_is_named(agentrl: Cli, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (workplace / "gone").mkdir()
     monkeypatch.chdir(workplace / "gone")
