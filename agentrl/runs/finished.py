@@ -14,10 +14,11 @@ from agentrl.runs.start import Run, RunResult
 def finished_result(run: Run, watcher: RunWatcher) -> RunResult | None:
     """Return the result of a run that has ended after its last step, and say so; ``None`` for any other run.
 
+    The folder of a warm start is no such run, although it has checkpoints.
     A run that was killed after its last step is not finished: it may have to complete its metrics or an evaluation.
     """
     steps, status = run.config.trainer.steps, read_status(run.folder.path)
-    if run.changes or status is None or status.end is not RunEnd.FINISHED:
+    if run.changes or status is None or status.end is not RunEnd.FINISHED or status.resumed_by != "train":
         return None
     newest = Checkpoints(run.folder.checkpoints, keep=run.config.checkpoint.keep).newest()
     if newest is None or newest.step < steps:
