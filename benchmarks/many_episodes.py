@@ -24,6 +24,7 @@ from typing import Any
 import gymnasium
 from support.tokenizers import build_tokenizer
 
+from agentrl.config.derived import make_agent_loop
 from agentrl.engine import GenerateRequest, SamplingParams
 from agentrl.env import AsyncEnv, EnvironmentSpec, Isolation
 from agentrl.render.renderer import Renderer
@@ -31,7 +32,7 @@ from agentrl.rollout.budget import EpisodeLimits
 from agentrl.rollout.env_pool import EnvPool
 from agentrl.rollout.heap import settled_heap
 from agentrl.rollout.policies import EngineEpisodePolicy
-from agentrl.rollout.runner import Assignment, EpisodeRunner, make_agent_loop, play_all
+from agentrl.rollout.runner import Assignment, EpisodeRunner, play_all
 from agentrl.rollout.scheduler import GroupScheduler
 from agentrl.rollout.task_order import TaskSampler
 from agentrl.serving.scripted import ScriptedEngine

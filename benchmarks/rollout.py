@@ -38,6 +38,7 @@ from support.tokenizers import build_tokenizer
 from throughput.measure import Load, measure
 
 from agentrl.config import load_config
+from agentrl.config.derived import make_agent_loop
 from agentrl.config.engines import ServerEngineConfig
 from agentrl.engine import GenerateRequest, SamplingParams
 from agentrl.env import EnvironmentSpec, Isolation
@@ -46,7 +47,7 @@ from agentrl.render.renderer import Renderer
 from agentrl.rollout.budget import EpisodeLimits
 from agentrl.rollout.env_pool import EnvPool
 from agentrl.rollout.policies import EngineEpisodePolicy
-from agentrl.rollout.runner import Assignment, EpisodeRunner, make_agent_loop, play_all
+from agentrl.rollout.runner import Assignment, EpisodeRunner, play_all
 from agentrl.serving.scripted import ScriptedEngine
 from agentrl.task import SeedTasks, Task
 from agentrl.tool import tool

@@ -24,13 +24,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
+from agentrl.config.derived import make_agent_loop
 from agentrl.env import EnvironmentSpec
 from agentrl.env.lookup import resolve_environment
 from agentrl.errors import Outcome, SandboxError
 from agentrl.message import Content
 from agentrl.registry import Kind, register, unregister
 from agentrl.rollout.env_pool import EnvPool
-from agentrl.rollout.runner import Assignment, EpisodeRunner, make_agent_loop, play_all
+from agentrl.rollout.runner import Assignment, EpisodeRunner, play_all
 from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy, ScriptedPolicy
 from agentrl.sandbox import Command, Limits, SandboxProcess, SandboxSpec
 from agentrl.sandbox.contract import NO_VARIABLES

@@ -86,6 +86,12 @@ def test_whole_numbers_of_a_column_with_gaps_stay_whole(tmp_path: Path) -> None:
     assert [repr(row["endless"]) for row in rows] == ["inf", "None", "1.0"]
 
 
+def test_numbers_in_json_are_read_as_they_are_written(tmp_path: Path) -> None:
+    file = written(tmp_path, '{"a": 18.0, "b": 18}\n{"a": null, "b": null}\n')
+    assert [repr(row.values["a"]) for row in read_rows(file)] == ["18.0", "None"]
+    assert [repr(row.values["b"]) for row in read_rows(file)] == ["18", "None"]
+
+
 def test_a_row_knows_its_line_its_columns_and_the_first_that_is_not_null(tmp_path: Path) -> None:
     file = written(tmp_path, '{"a": null, "b": 0, "c": 3}\n\n{"a": "", "c": 1}\n')
     first, second = read_rows(file)
@@ -135,7 +141,7 @@ def test_a_fault_is_named_with_its_line(tmp_path: Path, data: bytes, words: str)
 def test_a_name_on_the_hub_and_a_table_of_text_are_explained(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"For a data set of the Hugging Face hub, write hf://datasets/openai/gsm8k/"):
         list(read_rows("openai/gsm8k"))
-    with pytest.raises(UsageError, match=r"rows\.csv is a CSV file, expected .*Convert it: pandas"):
+    with pytest.raises(UsageError, match=r"rows\.csv is a CSV file, .*Convert it: pandas.*\.convert_dtypes\(\)"):
         list(read_rows(written(tmp_path, "prompt,answer\na,b\n", "rows.csv")))
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from agentrl.config.config import LABEL, Config
-from agentrl.config.derived import adapter_config, per_environment_configs
+from agentrl.config.derived import adapter_config, make_agent_loop, per_environment_configs
 from agentrl.config.engines import LocalEngineConfig, ServerEngineConfig, VLLMEngineConfig
 from agentrl.config.environment import BASE
 from agentrl.errors import ConfigError, did_you_mean
 from agentrl.models.lora import PEFT
 from agentrl.rollout.roles.environment_roles import roles_of_environment
-from agentrl.rollout.runner import make_agent_loop
 from agentrl.training.signals import check_signals
 from agentrl.training.signals.without_model import needs_greedy_rollouts
 from agentrl.trajectory import SOLE_ROLE

@@ -7,14 +7,13 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from agentrl.algorithms.traits import uses_branches
 from agentrl.builders.episodes import RunEnvironment
 from agentrl.config.config import Config
-from agentrl.config.derived import agent_loop_class, per_environment_configs
+from agentrl.config.derived import agent_loop_class, make_agent_loop, per_environment_configs
 from agentrl.config.estimate import EstimateRow
 from agentrl.errors import ConfigError
 from agentrl.registry import Kind, lookup
 from agentrl.rollout.branches import BranchRunner
 from agentrl.rollout.groups import Group
 from agentrl.rollout.roles.environment_roles import roles_of_environment
-from agentrl.rollout.runner import make_agent_loop
 
 
 def build_branch_runners(environments: Sequence[RunEnvironment]) -> dict[str, BranchRunner]:

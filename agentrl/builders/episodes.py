@@ -15,7 +15,7 @@ from agentrl.builders.rewards import build_scorer
 from agentrl.builders.roles import build_roles, check_roles
 from agentrl.builders.tools import build_tools, check_tools, sandbox_maker
 from agentrl.config.config import Config
-from agentrl.config.derived import agent_loop_class, per_environment_configs
+from agentrl.config.derived import agent_loop_class, make_agent_loop, per_environment_configs, turns_are_steps
 from agentrl.config.engines import EngineConfig, ServerEngineConfig
 from agentrl.config.environment import AgentConfig, CurriculumConfig
 from agentrl.config.rollout import SamplingConfig
@@ -36,8 +36,7 @@ from agentrl.rollout.judges import (
 )
 from agentrl.rollout.policies import EpisodePolicy
 from agentrl.rollout.reward_functions import WeightedSum
-from agentrl.rollout.roles.run_roles import role_names
-from agentrl.rollout.runner import EpisodeRunner, make_agent_loop
+from agentrl.rollout.runner import EpisodeRunner
 from agentrl.rollout.task_order import TaskSampler
 from agentrl.rollout.task_source import task_source
 from agentrl.rollout.tools import ToolLimits
@@ -108,7 +107,7 @@ def build_runner(
     limits = _limits_of(
         config,
         pool.spec,
-        turns_are_steps=loop.turns_are_steps and not role_names(loop, config.agent.called_roles),
+        turns_are_steps=turns_are_steps(loop, config.agent),
         limits_scorer=config.agent.judge is None and not isinstance(scorer, WeightedSum),
     )
     for toolset in (one for setup in roles for one in setup.tools or () if isinstance(one, Toolset)):

@@ -7,12 +7,11 @@ from collections.abc import Iterator
 from agentrl.algorithms.options import check_options
 from agentrl.algorithms.traits import Input, needed_inputs, tracker_of
 from agentrl.config.config import Config
-from agentrl.config.derived import agent_loop_class, per_environment_configs
+from agentrl.config.derived import agent_loop_class, make_agent_loop, per_environment_configs
 from agentrl.env.lookup import resolve_environment
 from agentrl.errors import ConfigError
 from agentrl.registry import Kind, lookup
 from agentrl.rollout.live import LIVE, LiveSessions
-from agentrl.rollout.runner import make_agent_loop
 
 
 def is_live(config: Config) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from agentrl.agent_loop import AgentLoop, AgentRole
 from agentrl.builders.tools import build_tools, without_roles
 from agentrl.config.config import Config
-from agentrl.config.derived import per_environment_configs
+from agentrl.config.derived import make_agent_loop, per_environment_configs
 from agentrl.config.environment import AgentConfig, RoleConfig, RoleToolConfig
 from agentrl.engine import SamplingParams
 from agentrl.errors import ConfigError, did_you_mean
@@ -17,7 +17,6 @@ from agentrl.rollout.roles.environment_roles import roles_of_environment
 from agentrl.rollout.roles.role_policies import RolePolicy
 from agentrl.rollout.roles.role_tools import RoleTool
 from agentrl.rollout.roles.run_roles import RoleSetup, role_names
-from agentrl.rollout.runner import make_agent_loop
 from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy, ScriptedPolicy
 from agentrl.serving.openai import OpenAIEngine
 from agentrl.tool import TOOL_NAME, Tool, Toolset

@@ -6,6 +6,7 @@ import importlib
 import importlib.metadata
 import itertools
 import logging
+import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -56,11 +57,13 @@ def _run(arguments: Sequence[str], imported: Callable[[], None]) -> None:
     words = list(arguments)
     debug = DEBUG in words
     words = [word for word in words if word != DEBUG]
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.append(str(Path.cwd()))  # the user's module:attr names are imported from the current folder
     if logging.lastResort is not None:  # for warnings that are not written to a run's log
         logging.lastResort.setFormatter(VisibleFormatter())
     try:
+        here = str(_current_folder())
+        if "" not in sys.path and here not in sys.path:
+            sys.path.append(here)  # the user's module:attr names are imported from the current folder
+        refuse_empty_words(words)
         chosen = next((word for word in words if not word.startswith("-")), None)
         if chosen is not None and (entry := COMMANDS.get(chosen)) is not None:
             check_first_argument(entry, words[words.index(chosen) + 1 :])
@@ -82,6 +85,40 @@ def _run(arguments: Sequence[str], imported: Callable[[], None]) -> None:
         print_error(AgentRLError(f"{type(error).__name__}: {error}"))
         note("unexpected error: run the command again with --debug for the traceback")
         sys.exit(ExitCode.FAILED)
+
+
+def _current_folder() -> Path:
+    """Return the current folder.
+
+    Raises:
+        UsageError: it was deleted.
+    """
+    try:
+        return Path.cwd()
+    except FileNotFoundError as error:
+        raise UsageError(
+            "the current folder was deleted",
+            got=os.environ.get("PWD", error),
+            expected="a folder that exists, where relative paths begin",
+            hint='go to another folder, or to a new one of the same name: cd "$PWD"',
+        ) from error
+
+
+def refuse_empty_words(words: Sequence[str]) -> None:
+    """Refuse an empty argument or value of an option, which as a path would mean the current folder.
+
+    Raises:
+        UsageError: such a word; the shell makes one of a variable that is not set.
+    """
+    for before, word in itertools.pairwise(["", *itertools.takewhile(lambda word: word != "--", words)]):
+        if not word or (word.startswith("--") and word.endswith("=")):
+            option = word.removesuffix("=") or (before if before.startswith("-") and "=" not in before else "")
+            raise UsageError(
+                f"{option or 'an argument'} is empty",
+                got="''",
+                expected="a value" if option else "a name or a value",
+                hint="a variable of the shell that is not set gives an empty value",
+            )
 
 
 def refuse_key_options(words: Sequence[str]) -> None:

@@ -14,11 +14,20 @@ from agentrl.cli.arguments import Rewards, config_words
 from agentrl.cli.exits import message_when_interrupted
 from agentrl.cli.help_pages import examples
 from agentrl.cli.reports import write_evaluation_report
+from agentrl.cli.start_folder import (
+    READ,
+    absolute_command,
+    absolute_name,
+    absolute_names,
+    absolute_path,
+    in_start_folder,
+    other_start_folder,
+)
 from agentrl.config import shipped_configs
 from agentrl.config.estimate import evaluation_size
 from agentrl.config.overrides import reward_words, warn_repeated
 from agentrl.errors import AgentRLError, Outcome, UsageError
-from agentrl.evaluation.diagnosis.finding import finding_lines
+from agentrl.evaluation.diagnosis.finding import Finding, finding_lines
 from agentrl.evaluation.evaluate import PolicyKind
 from agentrl.evaluation.report import tables
 from agentrl.evaluation.result import EvaluationResult
@@ -32,6 +41,7 @@ from agentrl.evaluation.session import (
 from agentrl.evaluation.settings import evaluation_config
 from agentrl.observe.console import note, out, shown_path
 from agentrl.observe.files import check_writable, replace_file
+from agentrl.observe.run_folder import find_run
 from agentrl.observe.terminal import EpisodeCounter, counting
 from agentrl.rollout.waits import RolloutCounters
 from agentrl.runs.stop import run_until_stopped
@@ -101,37 +111,50 @@ def evaluate(
         if model is not None:
             raise UsageError("two models were given", got=f"{source} and --model {model}", expected="one of them")
         source, model = None, source
-    config = evaluation_config(
-        source=source,
-        env=env,
-        model=model,
-        policy=policy,
-        engine=engine,
-        url=url,
-        temperature=temperature,
-        concurrency=concurrency,
-        prompts=prompts,
-        overrides=[*_program_words(program), *reward_words(reward), *chosen.overrides],
-    )
-    request = make_request(config, policy=policy, model=model, tasks=tasks, samples=samples, seed=seed, fresh=fresh)
-    if policy is PolicyKind.ENGINE:
-        note(evaluation_size(config, request.n_tasks, request.samples))
-    note(describe_request(request))
-    finished = play_request(request)
-    _print_finished(finished)
+    own = find_run(model) if source is None and model is not None and url is None else None
+    if own is not None and other_start_folder(own.path) is not None:  # options are of the current folder
+        model, prompts, program = absolute_path(model), absolute_path(prompts), absolute_command(program)
+        env, reward = None if env is None else absolute_name(env), absolute_names(reward)
+        json_file = None if json_file is None else json_file.absolute()
+    with in_start_folder(None if own is None else own.path, READ):
+        config = evaluation_config(
+            source=source,
+            env=env,
+            model=model,
+            policy=policy,
+            engine=engine,
+            url=url,
+            temperature=temperature,
+            concurrency=concurrency,
+            prompts=prompts,
+            overrides=[*_program_words(program), *reward_words(reward), *chosen.overrides],
+        )
+        request = make_request(config, policy=policy, model=model, tasks=tasks, samples=samples, seed=seed, fresh=fresh)
+        if policy is PolicyKind.ENGINE:
+            note(evaluation_size(config, request.n_tasks, request.samples))
+        note(describe_request(request))
+        _finish(play_request(request), json_file, with_report=report)
+
+
+def _finish(finished: FinishedEvaluation, json_file: Path | None, *, with_report: bool) -> None:
+    """Print and write the result; raise an error if no episode was measured."""
+    failure = _failure_of_all(finished.result)
+    _print_finished(finished, failure)
     if json_file is not None:
         replace_file(json_file, (json.dumps(finished.result.to_json(), indent=2) + "\n").encode())
-        note(f"wrote {json_file}")
-    if report:
+        note(f"wrote {shown_path(json_file)}")
+    if with_report:
         files = write_evaluation_report(finished)
         note(f"wrote {files.markdown} and {files.html}")
-    _check_measured(finished.result)
+    if failure is not None:
+        raise failure
 
 
-def _print_finished(finished: FinishedEvaluation) -> None:
-    """Print the result, its problems, and the folder of the episodes."""
+def _print_finished(finished: FinishedEvaluation, failure: AgentRLError | None) -> None:
+    """Print the result, its problems except the one that `failure` describes, and the folder of the episodes."""
     _print_result(finished.result)
-    for line in finding_lines(finished.result.problems):
+    told = "" if failure is None else str(failure)
+    for line in finding_lines([problem for problem in finished.result.problems if not _is_told(problem, told)]):
         note(line)
     if finished.result.reused:
         note("reused episodes: code, data, settings and model did not change; --fresh plays them again")
@@ -173,16 +196,22 @@ def _print_result(result: EvaluationResult) -> None:
         out.print()
 
 
-def _check_measured(result: EvaluationResult) -> None:
-    """Raise an error if all episodes failed, so that nothing was measured."""
-    if result.failures == len(result.episodes):
-        outcome, _ = max(result.outcomes.items(), key=lambda found: found[1])
-        example = next(e.trajectory for e in result.episodes if e.trajectory.outcome is outcome)
-        done = "scored" if outcome is Outcome.REWARD_ERROR else "played"
-        raise AgentRLError(
-            f"no episode could be {done} ({outcome}): {example.error}",
-            hint=_next_step(outcome, result.panel.environment),
-        )
+def _failure_of_all(result: EvaluationResult) -> AgentRLError | None:
+    """Return the most frequent failure as an error if all episodes failed, so that nothing was measured."""
+    if result.failures < len(result.episodes):
+        return None
+    outcome, _ = max(result.outcomes.items(), key=lambda found: found[1])
+    example = next(e.trajectory for e in result.episodes if e.trajectory.outcome is outcome)
+    done = "scored" if outcome is Outcome.REWARD_ERROR else "played"
+    return AgentRLError(
+        f"no episode could be {done} ({outcome}): {example.error}",
+        hint=_next_step(outcome, result.panel.environment),
+    )
+
+
+def _is_told(problem: Finding, error: str) -> bool:
+    """Return True if an error describes a problem, with its kind and its line."""
+    return f"({problem.kind})" in error and (problem.file is None or f"{problem.file} line {problem.line}" in error)
 
 
 def _next_step(outcome: Outcome, environment: str) -> str:

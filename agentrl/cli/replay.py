@@ -15,6 +15,7 @@ from rich.text import Text
 
 from agentrl.cli.help_pages import examples
 from agentrl.cli.reports import decoder
+from agentrl.cli.start_folder import READ, absolute_path, in_start_folder, other_start_folder
 from agentrl.cli.token_text import segments_text
 from agentrl.errors import AgentRLError, UsageError
 from agentrl.evaluation.replay import (
@@ -78,29 +79,32 @@ def replay(
     if episode is None:
         _list(folder)
         return
-    found = find_episode(folder, episode)
-    request = make_replay_request(
-        folder,
-        found,
-        turn=turn,
-        samples=samples,
-        seed=seed,
-        model=model,
-        engine=engine,
-        temperature=temperature,
-        overrides=overrides or (),
-    )
-    if (show and not as_json) or not samples:
-        _show_history(request)
-    if not samples:
-        return
-    result = run_until_stopped(replay_episode(request, say=note))
-    if as_json:
-        typer.echo(json.dumps(result.to_json(), indent=2))
-    else:
-        _show(result)
-    if not result.valid_continuations:
-        raise AgentRLError(f"no continuation could be played: {result.continuations[0].error}")
+    if other_start_folder(folder.path) is not None:  # options are of the current folder
+        model = absolute_path(model)
+    with in_start_folder(folder.path, READ):
+        found = find_episode(folder, episode)
+        request = make_replay_request(
+            folder,
+            found,
+            turn=turn,
+            samples=samples,
+            seed=seed,
+            model=model,
+            engine=engine,
+            temperature=temperature,
+            overrides=overrides or (),
+        )
+        if (show and not as_json) or not samples:
+            _show_history(request)
+        if not samples:
+            return
+        result = run_until_stopped(replay_episode(request, say=note))
+        if as_json:
+            typer.echo(json.dumps(result.to_json(), indent=2))
+        else:
+            _show(result)
+        if not result.valid_continuations:
+            raise AgentRLError(f"no continuation could be played: {result.continuations[0].error}")
 
 
 def _list(folder: RunDirectory) -> None:

@@ -13,6 +13,7 @@ from rich.table import Table
 from agentrl.cli.arguments import Rewards
 from agentrl.cli.exits import ExitCode
 from agentrl.cli.help_pages import examples
+from agentrl.cli.start_folder import READ, absolute_names, in_start_folder, other_start_folder
 from agentrl.config import load_config
 from agentrl.config.overrides import reward_words
 from agentrl.errors import UsageError
@@ -52,41 +53,44 @@ def rescore_command(
     folder = require_run(run)
     if output is not None and output.exists():
         raise UsageError(f"{output} already exists", hint="choose another file, or delete it first")
-    config = load_config(folder.config_file, [*reward_words(reward), *(WITHOUT_OTHERS if reward else [])])
-    scorers = find_scorers(config)
-    request = RescoringRequest(run=folder, first_step=first_step, task_id=task)
-    wanted = request.tasks_by_environment()
-    total = sum(tasks.total() for tasks in wanted.values())
-    if not total:
-        raise UsageError(f"no matching episode in {folder.path}", hint="see agentrl view --help")
-    tasks, summary = find_tasks(config, wanted), RescoringSummary()
+    if other_start_folder(folder.path) is not None:  # options are of the current folder
+        reward, output = absolute_names(reward), None if output is None else output.absolute()
+    with in_start_folder(folder.path, READ):
+        config = load_config(folder.config_file, [*reward_words(reward), *(WITHOUT_OTHERS if reward else [])])
+        scorers = find_scorers(config)
+        request = RescoringRequest(run=folder, first_step=first_step, task_id=task)
+        wanted = request.tasks_by_environment()
+        total = sum(tasks.total() for tasks in wanted.values())
+        if not total:
+            raise UsageError(f"no matching episode in {folder.path}", hint="see agentrl view --help")
+        tasks, summary = find_tasks(config, wanted), RescoringSummary()
 
-    async def score_all() -> None:
-        writer = None if output is None else JsonLinesWriter(output)
-        with Progress(console=err, transient=True) as bar:
-            shown = bar.add_task("episodes", total=total)
-            async for episode in rescore(request, tasks, scorers, summary):
-                bar.advance(shown)
-                if writer is not None:
-                    writer.append(episode.to_record())
-        if writer is not None:
-            writer.close()
+        async def score_all() -> None:
+            writer = None if output is None else JsonLinesWriter(output)
+            with Progress(console=err, transient=True) as bar:
+                shown = bar.add_task("episodes", total=total)
+                async for episode in rescore(request, tasks, scorers, summary):
+                    bar.advance(shown)
+                    if writer is not None:
+                        writer.append(episode.to_record())
+            if writer is not None:
+                writer.close()
 
-    run_until_stopped(score_all())
-    if summary.without_messages == total:
-        raise UsageError(
-            "the episodes were stored without messages, which reward functions read",
-            got=f"{total} episodes in {folder.path}",
-            hint="an earlier version of agentrl wrote them; episodes of new runs have messages",
-        )
-    if as_json:
-        typer.echo(json.dumps(summary.to_json(), indent=2))
-    else:
-        _show(summary)
-    if output is not None:
-        note(f"wrote {summary.episodes} episodes to {output}")
-    if not summary.n_scored:
-        raise typer.Exit(ExitCode.FAILED)
+        run_until_stopped(score_all())
+        if summary.without_messages == total:
+            raise UsageError(
+                "the episodes were stored without messages, which reward functions read",
+                got=f"{total} episodes in {folder.path}",
+                hint="an earlier version of agentrl wrote them; episodes of new runs have messages",
+            )
+        if as_json:
+            typer.echo(json.dumps(summary.to_json(), indent=2))
+        else:
+            _show(summary)
+        if output is not None:
+            note(f"wrote {summary.episodes} episodes to {output}")
+        if not summary.n_scored:
+            raise typer.Exit(ExitCode.FAILED)
 
 
 def _show(summary: RescoringSummary) -> None:

@@ -19,6 +19,7 @@ from agentrl.config.environment import (
     EnvironmentConfig,
     MixedEnvironmentConfig,
 )
+from agentrl.env.lookup import resolve_environment
 from agentrl.errors import ConfigError, did_you_mean
 from agentrl.registry import Kind, lookup
 
@@ -144,6 +145,51 @@ def agent_loop_class(name: str) -> type[AgentLoop]:
     if not (inspect.isclass(kind) and issubclass(kind, AgentLoop)):
         raise ConfigError(f"{name} is not an agent loop", got=repr(kind), expected="a subclass of agentrl.AgentLoop")
     return kind
+
+
+def make_agent_loop(name: str, options: Mapping[str, Any]) -> AgentLoop:
+    """Make the agent loop of the config's ``agent.loop`` and ``agent.options``.
+
+    Raises:
+        UnknownNameError: the loop does not exist.
+        ConfigError: an option is unknown, or the loop refuses a value.
+    """
+    kind = agent_loop_class(name)
+    known = list(inspect.signature(kind).parameters)
+    for option in options:
+        if option not in known:
+            raise ConfigError(
+                f"agent loop {name} has no option {option!r} (agent.options.{option})",
+                expected=", ".join(known) or "no options",
+                hint=did_you_mean(option, known) or "set agent.options={} to remove the options of another loop",
+            )
+    try:
+        inspect.signature(kind).bind(**options)
+    except TypeError as error:
+        raise ConfigError(
+            f"agent loop {name} cannot be created from agent.options", got=error, expected=", ".join(known)
+        ) from error
+    loop: AgentLoop = kind(**options)
+    return loop
+
+
+def turns_are_steps(loop: AgentLoop, agent: AgentConfig) -> bool:
+    """Return True if an environment's step limit also bounds the turns: one agent plays, with a turn per step."""
+    return loop.turns_are_steps and not loop.roles and not agent.called_roles
+
+
+def most_turns(part: EnvironmentConfigs) -> int:
+    """Return the maximum number of turns of an episode, limited by the agent and the environment.
+
+    Raises:
+        UnknownNameError: no such environment or agent loop.
+        ConfigError: an option of the loop is invalid.
+    """
+    agent, environment = part.config.agent, part.config.sole_environment
+    own = resolve_environment(environment.name).turns_under(environment.options)
+    if own is None or own >= agent.max_turns:
+        return agent.max_turns
+    return own if turns_are_steps(make_agent_loop(agent.loop, agent.options), agent) else agent.max_turns
 
 
 HEAD = "rank 0"

@@ -7,9 +7,14 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from agentrl.config.config import LOGITS_MEGABYTES, Config, ModelConfig, TrainerConfig
-from agentrl.config.derived import EnvironmentConfigs, agent_loop_class, per_environment_configs, placement_words
+from agentrl.config.derived import (
+    EnvironmentConfigs,
+    agent_loop_class,
+    most_turns,
+    per_environment_configs,
+    placement_words,
+)
 from agentrl.config.engines import LocalEngineConfig, ServerEngineConfig
-from agentrl.config.environment import AgentConfig
 from agentrl.config.model_size import (
     FULL_BYTES,
     MOMENT_BYTES,
@@ -20,7 +25,6 @@ from agentrl.config.model_size import (
     weight_bytes,
 )
 from agentrl.config.trainer import CriticConfig
-from agentrl.env.lookup import resolve_environment
 
 _BYTES = {"float32": 4, "bfloat16": 2}
 
@@ -93,14 +97,14 @@ def derive(config: Config) -> RunEstimate:
     """Estimate the numbers of a run; reads at most the ``config.json`` files of model folders.
 
     Raises:
-        UnknownNameError: no such agent loop.
+        UnknownNameError: no such environment or agent loop.
+        ConfigError: an option of the agent loop is invalid.
     """
     trainer, agent = config.trainer, config.agent
     episodes = trainer.tasks_per_step * config.algorithm.group_size
     evaluations = trainer.steps // config.evaluation.every if config.evaluation.every else 0
     parts = per_environment_configs(config)
-    agents = [part.config.agent for part in parts]
-    sequences = max(map(_sequences, agents))
+    sequences = max(map(_sequences, parts))
     most_tokens = sequences * agent.max_tokens
     size = model_size(config.model)
     updates = trainer.epochs * _mini_batches(trainer, episodes * sequences)
@@ -111,7 +115,7 @@ def derive(config: Config) -> RunEstimate:
         episodes_in_flight=most_episodes_in_flight(config),
         sequences_per_episode=sequences,
         most_tokens_per_episode=most_tokens,
-        most_sampled_tokens_per_episode=min(most_tokens, max(a.max_turns * a.max_answer_tokens for a in agents)),
+        most_sampled_tokens_per_episode=min(most_tokens, max(map(math.prod, _answers(config)))),
         most_tokens_per_step=episodes * most_tokens,
         most_micro_batches=_micro_batches(
             rows_per_update(trainer, episodes, sequences), agent.max_tokens, trainer.tokens_per_micro_batch
@@ -168,8 +172,8 @@ def engine_slots(config: Config) -> int:
     return min(places, most_episodes_in_flight(config))
 
 
-def _sequences(agent: AgentConfig) -> int:
-    return agent.max_turns if agent_loop_class(agent.loop).sequence_per_turn else 1
+def _sequences(part: EnvironmentConfigs) -> int:
+    return most_turns(part) if agent_loop_class(part.config.agent.loop).sequence_per_turn else 1
 
 
 def _micro_batches(sequences: int, length: int, budget: int) -> int:
@@ -346,9 +350,9 @@ def _episode_row(a: RunEstimate) -> EstimateRow:
 
 
 def _answers(config: Config) -> list[tuple[int, int]]:
-    """Return the distinct pairs of turns per episode and tokens per answer among the environments."""
-    agents = [part.config.agent for part in per_environment_configs(config)]
-    return list(dict.fromkeys((agent.max_turns, agent.max_answer_tokens) for agent in agents))
+    """Return the distinct pairs of turns per episode and tokens per answer, at most, among the environments."""
+    parts = per_environment_configs(config)
+    return list(dict.fromkeys((most_turns(part), part.config.agent.max_answer_tokens) for part in parts))
 
 
 def run_size(config: Config) -> str:
@@ -380,16 +384,9 @@ def _count(number: int, what: str) -> str:
 
 def _describe_sampling(config: Config, episodes: int) -> str:
     """Describe the maximum turns and sampled tokens of episodes."""
-    turns, tokens = max(map(_most_sampled, per_environment_configs(config)), key=math.prod)
+    turns, tokens = max(_answers(config), key=math.prod)
     most = f"{turns:,} turns x {tokens:,} tokens"
     return f"{_count(episodes, 'episode')} of at most {most}, up to {episodes * turns * tokens:,} sampled tokens"
-
-
-def _most_sampled(part: EnvironmentConfigs) -> tuple[int, int]:
-    """Return the maximum turns of an episode, limited by its environment and the agent, and tokens of an answer."""
-    agent, environment = part.config.agent, part.config.sole_environment
-    own = resolve_environment(environment.name).turns_under(environment.options)
-    return min(agent.max_turns, own or agent.max_turns), agent.max_answer_tokens
 
 
 def _model_rows(size: ModelSize | None) -> list[EstimateRow]:

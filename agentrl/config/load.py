@@ -64,6 +64,8 @@ _SIZE = "size"
 _SMALL, _WHOLE = "small", "recipe"
 _LOCAL = "local"
 """Type of an engine section without a type."""
+_PATH_STARTS = ("./", "../", "/", "~/")
+"""First characters of a source that names a file and never a shipped config."""
 ConfigSource: TypeAlias = str | Path | Sequence[str | Path] | None
 """A config file or a shipped config's name, or several, each of which overrides the ones before."""
 
@@ -153,6 +155,18 @@ def _key_path(location: Sequence[str | int]) -> KeyPath:
     if len(keys) > 1 and keys[0] == "engine":
         del keys[1]
     return tuple(keys)
+
+
+def _shipped_hint(path: Path, known: Sequence[str]) -> str | None:
+    """Suggest the shipped config that the last parts of a path name: ``household/grpo`` for ``../household/grpo.yaml``.
+
+    >>> _shipped_hint(Path("../household/grpo.yaml"), ["grpo", "household/grpo"])
+    'a config of this name comes with agentrl: household/grpo'
+    """
+    parts = path.with_suffix("").parts
+    ends = ["/".join(parts[first:]) for first in range(len(parts))]
+    name = next((end for end in ends if end in known), None)
+    return None if name is None else f"a config of this name comes with agentrl: {name}"
 
 
 def _config_hint(name: str, known: Sequence[str]) -> str | None:
@@ -341,6 +355,9 @@ def _read(source: str | Path) -> tuple[str, str]:
             raise ConfigError(f"{path} is not a text file", got=error, expected="YAML in UTF-8") from error
     name = path.as_posix().removeprefix("configs/").removesuffix(".yaml")
     known = shipped_configs()
+    if str(source).startswith(_PATH_STARTS):
+        hint = _shipped_hint(path, known) or _config_hint(name, known)
+        raise ConfigError(f"no config file {source}", expected="a YAML file", hint=hint)
     if name not in known:
         _refuse_missing_recipe(name)
         raise ConfigError(

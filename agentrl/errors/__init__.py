@@ -125,6 +125,17 @@ class AgentRLError(Exception):
             message += f". {hint[:1].upper() if is_word else hint[:1]}{hint[1:]}"
         super().__init__(message)
 
+    @property
+    def reason(self) -> str:
+        """The value that was found and, if known, what was expected; without these, what went wrong.
+
+        >>> AgentRLError("it failed", got="KeyError: 3").reason, AgentRLError("it failed", got=3, expected=4).reason
+        ('KeyError: 3', 'got 3, expected 4')
+        """
+        if self.got is None:
+            return self.what
+        return str(self.got) if self.expected is None else f"got {self.got}, expected {self.expected}"
+
 
 class UsageError(AgentRLError):
     """An error that the user must fix (in a config, a name, a file)."""

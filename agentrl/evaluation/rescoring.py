@@ -226,7 +226,7 @@ async def _score(stored: StoredTrajectory, tasks: Tasks, scorers: Mapping[str, S
         async with async_boundary(RewardFailure, f"scoring task {task.id}", deadline_s=SCORE_TIMEOUT_S):
             score = await checked_score(scorers[trajectory.environment], trajectory, task)
     except RewardFailure as failure:
-        error = f"{with_location(failure.subject or failure.what, failure.location)}: {failure.got}"
+        error = f"{with_location(failure.subject or failure.what, failure.location)}: {failure.reason}"
         return RescoredEpisode(trajectory=trajectory, step=stored.step, score=None, error=error)
     return RescoredEpisode(trajectory=trajectory, step=stored.step, score=score)
 

@@ -2,7 +2,8 @@
 
 Lines end only at line feeds: the separators U+2028, U+2029 and U+0085 may occur in a JSON text. Byte order marks,
 UTF-16 with its mark, and gzip are supported. Merged data sets fill missing columns and keys with nulls, and pandas with
-NaN, so both count as missing: a NaN is read as a null.
+NaN, so both count as missing: a NaN is read as a null. Whole floats in a column of Parquet with gaps become integers,
+because pandas stores integers with gaps as floats. Numbers in JSON are read as they are written, row by row.
 """
 
 from __future__ import annotations
@@ -113,7 +114,8 @@ def _rows_of(file: Path, path: str | Path, what: str) -> Iterator[Row]:
             raise UsageError(
                 f"{what} {path} is a {file.suffix[1:].upper()} file",
                 expected=_EXPECTED,
-                hint="convert it: pandas.read_csv(FILE).to_json('rows.jsonl', orient='records', lines=True)",
+                hint="convert it: pandas.read_csv(FILE).convert_dtypes().to_json('rows.jsonl', orient='records', "
+                "lines=True)",
             )
         if head[:4] == _PARQUET or file.suffix == ".parquet":
             yield from _parquet_rows(file)

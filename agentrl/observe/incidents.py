@@ -40,7 +40,7 @@ class Incidents:
 
     def count_failure(self, outcome: Outcome, subject: str, error: AgentRLError) -> None:
         """Count an attempt that failed; `subject` names the failed part if the error does not."""
-        self._count(outcome.value, error.subject or subject, str(error.got or error.what), error.location)
+        self._count(outcome.value, error.subject or subject, error.reason, error.location)
 
     def count_call(self, tool: str, cause: str | None = None, location: SourceLocation | None = None) -> None:
         """Count a call of a tool, and its failure if there was one."""

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from agentrl.config.config import Config
-from agentrl.config.derived import EnvironmentConfigs, per_environment_configs
+from agentrl.config.derived import EnvironmentConfigs, most_turns, per_environment_configs
 from agentrl.config.environment import HorizonConfig, PooledBy, PoolsConfig
 from agentrl.config.schedule import latest_point
 from agentrl.env.lookup import resolve_environment
@@ -233,7 +233,7 @@ def check_curriculum(config: Config) -> None:
 
 
 def _check_horizon(config: Config, horizon: HorizonConfig, steps: int) -> None:
-    limits = {_name(part): _most_turns(part) for part in per_environment_configs(config)}
+    limits = {_name(part): most_turns(part) for part in per_environment_configs(config)}
     most = max(limits.values())
     if horizon.turns[-1] > most:
         raise ConfigError(
@@ -253,12 +253,6 @@ def _check_horizon(config: Config, horizon: HorizonConfig, steps: int) -> None:
             expected=f"a step before trainer.steps, {steps}",
             hint="remove the last stage, or train longer",
         )
-
-
-def _most_turns(part: EnvironmentConfigs) -> int:
-    environment = part.config.sole_environment
-    own = resolve_environment(environment.name).turns_under(environment.options)
-    return min(part.config.agent.max_turns, own or part.config.agent.max_turns)
 
 
 def _check_pools(config: Config, pools: PoolsConfig) -> None:

@@ -18,7 +18,7 @@ import orjson
 
 from agentrl.agent_loop import AgentLoop
 from agentrl.config.config import SCRATCH, Config
-from agentrl.config.derived import SOLE, EnvironmentConfigs, agent_loop_class, per_environment_configs
+from agentrl.config.derived import SOLE, EnvironmentConfigs, agent_loop_class, make_agent_loop, per_environment_configs
 from agentrl.config.environment import AgentConfig
 from agentrl.env import AnyEnv, optional_part
 from agentrl.env.lookup import resolve_environment
@@ -35,7 +35,6 @@ from agentrl.render.renderer import Renderer
 from agentrl.render.tokenizers import load_tokenizer
 from agentrl.render.tool_check import check_calls_shown
 from agentrl.rollout.environment_probe import EnvironmentTimeout, probe_environment
-from agentrl.rollout.runner import make_agent_loop
 
 DEFAULT_LOOP: str = AgentConfig.model_fields["loop"].default
 """Agent loop of a config that chooses none."""

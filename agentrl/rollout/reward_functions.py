@@ -111,8 +111,7 @@ class FunctionReward(Scorer):
         self._location, self._subject = defined_in(function), f"reward function {name}"
         self._where = with_location(self._subject, self._location)
         if not callable(function) or inspect.isclass(function):
-            kind = "a class" if inspect.isclass(function) else type(function).__name__
-            raise ConfigError(f"{self._where} cannot be called", got=kind, expected=SIGNATURE)
+            raise _not_callable(self._where, function)
         self._function, self._options, self._thread, self._deadline_s = function, options, thread, deadline_s
         self._signature = _signature(function)
         self._convention = self._find_convention()
@@ -127,6 +126,8 @@ class FunctionReward(Scorer):
             return CONVENTIONS[library]
         if is_reversed(self._signature):
             raise self._misfit("the trajectory must come first, then the task")
+        if next(iter(self._signature.parameters), None) == "self":
+            raise self._misfit("this is a method of the class; make an object of it, and give the object's method")
         raise self._misfit("the names of its parameters match no known signature")
 
     def _check_arguments(self) -> None:
@@ -256,6 +257,18 @@ class FunctionReward(Scorer):
                 hint=hint,
             )
         return number
+
+
+def _not_callable(where: str, found: object) -> ConfigError:
+    """Return the error for a class, or an object that is not a function; it says what to give instead of a class."""
+    if not inspect.isclass(found):
+        return ConfigError(f"{where} cannot be called", got=type(found).__name__, expected=SIGNATURE)
+    hint = "write a function; or a class whose __call__ takes the same arguments, and give an object of it"
+    if inspect.isfunction(inspect.getattr_static(found, "__call__", None)):
+        hint = f"make an object of the class, reward = {found.__name__}(), and give that instead"
+    elif hasattr(found, "score"):
+        hint = "derive the class from agentrl.reward.Scorer"
+    return ConfigError(f"{where} cannot be called", got="a class", expected=SIGNATURE, hint=hint)
 
 
 def _signature(function: Callable[..., Any]) -> inspect.Signature:

@@ -22,15 +22,13 @@ import itertools
 import logging
 import math
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from agentrl.agent_loop import AgentLoop, EpisodeEnd
-from agentrl.config.derived import agent_loop_class
 from agentrl.errors import (
     AgentRLError,
-    ConfigError,
     EnvironmentFailure,
     InfrastructureError,
     Outcome,
@@ -38,7 +36,6 @@ from agentrl.errors import (
     RewardFailure,
     UsageError,
     described_error,
-    did_you_mean,
     is_addressed_to,
     raised_at,
     running_task,
@@ -523,32 +520,6 @@ class _Groups:
         found = sorted(self._found.pop(group_id), key=lambda trajectory: trajectory.id)
         await runner.score_group(found, one.task)
         return found
-
-
-def make_agent_loop(name: str, options: Mapping[str, Any]) -> AgentLoop:
-    """Make the agent loop of the config's ``agent.loop`` and ``agent.options``.
-
-    Raises:
-        UnknownNameError: the loop does not exist.
-        ConfigError: an option is unknown, or the loop refuses a value.
-    """
-    kind = agent_loop_class(name)
-    known = list(inspect.signature(kind).parameters)
-    for option in options:
-        if option not in known:
-            raise ConfigError(
-                f"agent loop {name} has no option {option!r} (agent.options.{option})",
-                expected=", ".join(known) or "no options",
-                hint=did_you_mean(option, known) or "set agent.options={} to remove the options of another loop",
-            )
-    try:
-        inspect.signature(kind).bind(**options)
-    except TypeError as error:
-        raise ConfigError(
-            f"agent loop {name} cannot be created from agent.options", got=error, expected=", ".join(known)
-        ) from error
-    loop: AgentLoop = kind(**options)
-    return loop
 
 
 def _start_loop(loop: AgentLoop, episode: RuntimeEpisode) -> Awaitable[None]:

@@ -35,6 +35,7 @@ from agentrl.evaluation.session import EvaluationRequest, describe_request, make
 from agentrl.evaluation.settings import evaluation_config
 from agentrl.observe.console import note
 from agentrl.observe.progress import RunWatcher
+from agentrl.observe.run_folder import RunDirectory, find_run
 from agentrl.observe.terminal import counting, watching
 from agentrl.registry import SESSION, Kind, name_of
 from agentrl.reward import Scorer
@@ -183,13 +184,18 @@ def resume(
 
     def work() -> RunResult:
         found = resume_run(folder, [*_override("trainer.steps", steps), *override_words(overrides)])
-        start = start_folder(found.folder)
-        if start is not None and not start.samefile(Path.cwd()):
-            _log.warning("the run was started in %s, where the relative paths of its config begin", start)
+        _warn_elsewhere(found.folder)
         with _watcher(progress, watcher) as display:
             return train_run(found, watcher=display, interruption=interruption)
 
     return _raise_if_interrupted(_run_off_loop(work, interruption))
+
+
+def _warn_elsewhere(run: RunDirectory) -> None:
+    """Log a warning if a run was started in another folder than this one."""
+    start = start_folder(run)
+    if start is not None and not start.samefile(Path.cwd()):
+        _log.warning("the run was started in %s, where the relative paths of its config begin", start)
 
 
 def _raise_if_interrupted(result: RunResult) -> RunResult:
@@ -317,6 +323,8 @@ def evaluate(
     interruption = StopRequest()
 
     def work() -> EvaluationResult:
+        if config is None and model is not None and url is None and (run := find_run(model)) is not None:
+            _warn_elsewhere(run)
         settings = evaluation_config(
             source=config,
             env=name,

@@ -67,6 +67,7 @@ from agentrl.rollout.tracing import EpisodeTracer
 from agentrl.rollout.waits import RolloutObserver, WaitKind, WaitTracker
 from agentrl.runs.checkpoint import Progress, copy_checkpoint, read_progress, restore, write_checkpoint
 from agentrl.runs.diagnosis import open_diagnosis, report_problems, save_failures
+from agentrl.runs.finished import finished_result
 from agentrl.runs.record import EpisodeRecorder, JournalingRecorder, StepClock
 from agentrl.runs.start import Run, RunResult
 from agentrl.runs.status_writer import StatusWriter, stall_words
@@ -208,8 +209,6 @@ class Orchestrator:
         self._saved = self._checkpoints.newest()
         progress = None if self._saved is None else read_progress(self._saved, Progress)
         self.step = self.status.step = 0 if progress is None else progress.step
-        if self.step >= self.config.trainer.steps:
-            self._say(f"the run has no steps left; to train longer, add trainer.steps={2 * self.step}")
         self._settings.load_state_dict({} if progress is None else progress.settings)
         self._settings.advance(self.step)
         for warning in (*(rate_warnings(self.config) if progress is None else ()), *core_warnings(self.config)):
@@ -568,6 +567,8 @@ def train(run: Run, *, watcher: RunWatcher | None = None, interruption: StopRequ
         TrainingError: training cannot continue.
     """
     interruption, watcher = interruption or StopRequest(), watcher or RunWatcher()
+    if (finished := finished_result(run, watcher)) is not None:
+        return finished
     kind = Orchestrator if run.config.trainer.episodes is None else StoredTraining
     restarts, reached, reason = 0, 0, None
     while True:

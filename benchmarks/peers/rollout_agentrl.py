@@ -16,6 +16,7 @@ from side import Play, serve
 from transformers import AutoTokenizer
 from work import FOUND, QUESTION, look
 
+from agentrl.config.derived import make_agent_loop
 from agentrl.config.engines import VLLMEngineConfig
 from agentrl.engine import GenerateRequest, PolicyEngine, SamplingParams
 from agentrl.env import EnvironmentSpec, Isolation
@@ -25,7 +26,7 @@ from agentrl.rollout.budget import EpisodeLimits
 from agentrl.rollout.env_pool import EnvPool
 from agentrl.rollout.heap import settled_heap
 from agentrl.rollout.policies import EngineEpisodePolicy
-from agentrl.rollout.runner import Assignment, EpisodeRunner, make_agent_loop, play_all
+from agentrl.rollout.runner import Assignment, EpisodeRunner, play_all
 from agentrl.serving.scripted import ScriptedEngine
 from agentrl.serving.vllm import VLLMServer
 from agentrl.task import SeedTasks, Task

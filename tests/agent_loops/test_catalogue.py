@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 import agentrl
+from agentrl.config.derived import make_agent_loop
 from agentrl.env.lookup import resolve_environment
 from agentrl.errors import Outcome
-from agentrl.rollout.runner import make_agent_loop
 
 
 def expert_actions(env, seed):

@@ -8,9 +8,9 @@ from agentrl.agent_loops.debate import quote_answers
 
 import agentrl
 from agentrl.agent_loop import AgentRole
+from agentrl.config.derived import make_agent_loop
 from agentrl.errors import ConfigError, Outcome, UsageError
 from agentrl.rollout.roles.run_roles import RoleSetup
-from agentrl.rollout.runner import make_agent_loop
 from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy, ScriptedPolicy
 from agentrl.training.roles import role_members
 

@@ -8,9 +8,9 @@ from agentrl.envs.puzzles.long_qa import SPEC
 from support.runs import numbers
 
 import agentrl
+from agentrl.config.derived import make_agent_loop
 from agentrl.errors import ConfigError, Outcome
 from agentrl.evaluation.token_view import conversations
-from agentrl.rollout.runner import make_agent_loop
 from agentrl.runs.rl import train
 from agentrl.runs.start import resume_run
 from agentrl.tool import tool

@@ -3,9 +3,9 @@ import pytest
 from agentrl.agent_loops.step_independent import RecentSteps
 
 from agentrl import AgentLoop, agent_loops
+from agentrl.config.derived import make_agent_loop
 from agentrl.errors import ConfigError, Outcome, UnknownNameError, UsageError
 from agentrl.registry import Kind, names
-from agentrl.rollout.runner import make_agent_loop
 
 
 class Steps(gymnasium.Env):

@@ -4,8 +4,8 @@ import gymnasium
 import pytest
 
 import agentrl
+from agentrl.config.derived import make_agent_loop
 from agentrl.errors import ConfigError, Outcome
-from agentrl.rollout.runner import make_agent_loop
 
 
 class Corridor(gymnasium.Env):

@@ -7,6 +7,7 @@ from agentrl.agent_loops.propose_solve import learnability
 from support.fixtures import WORLDS
 
 from agentrl.agent_loop import AgentRole
+from agentrl.config.derived import make_agent_loop
 from agentrl.engine import SamplingParams
 from agentrl.errors import ConfigError, Outcome, UsageError
 from agentrl.observe.metrics import trajectory_metrics
@@ -14,7 +15,7 @@ from agentrl.rollout.budget import EpisodeLimits
 from agentrl.rollout.env_pool import EnvPool
 from agentrl.rollout.policies import EngineEpisodePolicy
 from agentrl.rollout.roles.run_roles import RoleSetup
-from agentrl.rollout.runner import EpisodeRunner, make_agent_loop
+from agentrl.rollout.runner import EpisodeRunner
 from agentrl.rollout.waits import WaitTracker
 from agentrl.serving.scripted import ScriptedEngine
 from agentrl.task import Task

@@ -10,6 +10,7 @@ from support.runs import numbers
 
 import agentrl
 from agentrl.agent_loop import AgentRole
+from agentrl.config.derived import make_agent_loop
 from agentrl.engine import SamplingParams
 from agentrl.env.lookup import resolve_environment
 from agentrl.errors import ConfigError, Outcome, UsageError
@@ -17,7 +18,7 @@ from agentrl.rollout.budget import EpisodeLimits
 from agentrl.rollout.env_pool import EnvPool
 from agentrl.rollout.policies import EngineEpisodePolicy
 from agentrl.rollout.roles.run_roles import RoleSetup
-from agentrl.rollout.runner import EpisodeRunner, make_agent_loop
+from agentrl.rollout.runner import EpisodeRunner
 from agentrl.rollout.waits import WaitTracker
 from agentrl.runs.rl import train
 from agentrl.runs.start import resume_run

@@ -4,11 +4,12 @@ import gymnasium
 import pytest
 
 import agentrl
+from agentrl.config.derived import make_agent_loop
 from agentrl.env import EnvironmentSpec, Isolation
 from agentrl.errors import ConfigError, Outcome, UsageError
 from agentrl.message import Message, ToolCall
 from agentrl.rollout.env_pool import EnvPool
-from agentrl.rollout.runner import EpisodeRunner, make_agent_loop
+from agentrl.rollout.runner import EpisodeRunner
 from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy, ScriptedPolicy
 from agentrl.task import SeedTasks, Task
 

@@ -1,3 +1,4 @@
+import dataclasses
 import itertools
 import json
 import sys
@@ -13,12 +14,13 @@ from agentrl.builders.models import build_renderer, prepare_model, resolve_model
 from agentrl.builders.scratch import scratch_corpus
 from agentrl.builders.tools import find_tool
 from agentrl.config import load_config, shipped_configs
-from agentrl.config.derived import per_environment_configs
+from agentrl.config.derived import make_agent_loop, per_environment_configs
 from agentrl.config.keys import all_keys
 from agentrl.config.resume_rules import RULES, rule_of
 from agentrl.env.lookup import resolve_environment
 from agentrl.errors import ConfigError, TemplateError, UnknownNameError, UsageError
 from agentrl.observe.progress import RunStatus, RunWatcher
+from agentrl.observe.run_status import RunEnd, read_status, write_status
 from agentrl.observe.trajectory_store import read_trajectories
 from agentrl.registry import Kind, name_of
 from agentrl.render.renderer import Renderer
@@ -26,9 +28,9 @@ from agentrl.render.tokenizers import load_tokenizer, token_breaker
 from agentrl.rollout.curriculum import check_curriculum
 from agentrl.rollout.environment_probe import has_expert
 from agentrl.rollout.loop_choice import check_rendering
-from agentrl.rollout.runner import make_agent_loop
 from agentrl.rollout.task_source import task_source
 from agentrl.rollout.text_corpus import MAX_FAILED
+from agentrl.runs.finished import finished_result
 from agentrl.runs.rl import train
 from agentrl.runs.sft import collect_demonstrations
 from agentrl.runs.start import resume_run, start_run
@@ -321,7 +323,7 @@ def test_a_change_that_no_step_would_see_is_refused(tiny_run, override):
     assert resume_run(run.folder.path).changes == ()
 
 
-def test_a_finished_run_says_that_it_has_no_steps_left(tiny_run):
+def test_a_finished_run_says_that_it_has_no_steps_left(tiny_run, monkeypatch):
     said: list[str] = []
     found: list[RunStatus] = []
 
@@ -333,10 +335,24 @@ def test_a_finished_run_says_that_it_has_no_steps_left(tiny_run):
             said.append(text)
 
     run = tiny_run("trainer.steps=1")
-    train(run)
-    assert train(resume_run(run.folder.path), watcher=Listener()).step == 1
+    first = train(run)
+    monkeypatch.setattr("agentrl.runs.rl.prepare_model", lambda *_, **__: pytest.fail("a model is loaded"))
+    again = train(resume_run(run.folder.path), watcher=Listener())
+    assert (again.step, again.checkpoint, again.interrupted) == (1, first.checkpoint, False)
+    assert again.metrics == first.metrics
+    assert [str(problem) for problem in again.problems] == [str(problem) for problem in first.problems]
     assert "the run has no steps left; to train longer, add trainer.steps=2" in said
     assert found[0].step == 1
+
+
+def test_a_run_that_was_killed_after_its_last_step_is_resumed(tiny_run):
+    run = tiny_run("trainer.steps=1")
+    train(run)
+    ended = read_status(run.folder.path)
+    write_status(run.folder.path, dataclasses.replace(ended, ended=None, end=None))
+    assert finished_result(resume_run(run.folder.path), RunWatcher()) is None
+    assert train(resume_run(run.folder.path)).step == 1
+    assert read_status(run.folder.path).end is RunEnd.FINISHED
 
 
 def test_an_absent_tokenizer_is_named(tmp_path):

@@ -18,6 +18,7 @@ from agentrl.builders.group_extras import _policies
 from agentrl.builders.roles import RolePolicy, build_roles, check_roles
 from agentrl.config import load_config
 from agentrl.config.config import ModelConfig
+from agentrl.config.derived import make_agent_loop
 from agentrl.config.environment import RewardModelConfig
 from agentrl.config.resume_rules import Change, check_same_run, rule_of
 from agentrl.engine import ChatAnswer, ChatPolicy, SamplingParams, StopReason
@@ -28,7 +29,6 @@ from agentrl.reward import Score
 from agentrl.rollout.judges import build_judge
 from agentrl.rollout.judges.client import JUDGE_FILE
 from agentrl.rollout.policies import EngineEpisodePolicy
-from agentrl.rollout.runner import make_agent_loop
 from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy, ScriptedPolicy
 from agentrl.serving.scripted import ScriptedEngine
 

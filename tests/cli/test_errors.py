@@ -74,6 +74,13 @@ Cli = Callable[..., Any]
         ),
         ("train trainer.steps", "trainer.steps has no value"),
         ("train .", ". is a folder, expected a YAML file"),
+        (
+            "train ./configs/quickstart.yaml --dry-run",
+            "no config file ./configs/quickstart.yaml, expected a YAML file. A config of this name comes with agentrl: "
+            "quickstart",
+        ),
+        ("train ../household/grpo.yaml", "A config of this name comes with agentrl: household/grpo"),
+        ("eval ./quickstart --policy random", "A config of this name comes with agentrl: quickstart"),
         ("eval runs/none", "runs/none is not a run or config: got no such folder"),
         ("eval quickstart --policy expert --engine vllm", "the expert policy has no model: got --engine vllm"),
         ("eval quickstart --policy random --model a/b", "the random policy has no model: got --model a/b"),
@@ -90,6 +97,36 @@ def test_wrong_usage_is_one_message_and_exit_code_two(agentrl: Cli, workplace: P
     assert ended.err.count("error: ") == 1
     if words.startswith(("train", "sft")):
         assert not list(workplace.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (["eval", "--policy", "random", "--prompts", ""], "--prompts is empty"),
+        (["eval", "--policy", "random", "--prompts="], "--prompts is empty"),
+        (["train", "--env", "guess_number", "--model", "", "--dry-run"], "--model is empty"),
+        (["train", "", "trainer.steps=1"], "an argument is empty"),
+    ],
+)
+def test_an_empty_word_never_means_the_current_folder(
+    agentrl: Cli, workplace: Path, words: list[str], what: str
+) -> None:
+    (workplace / "rows.jsonl").write_text('{"prompt": "Say a"}\n')
+    ended = agentrl(*words)
+    assert ended.code == 2
+    assert ended.err.startswith(f"error: {what}: got '', expected")
+    assert os.listdir(workplace) == ["rows.jsonl"]
+
+
+def test_a_deleted_current_folder_is_named(agentrl: Cli, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (workplace / "gone").mkdir()
+    monkeypatch.chdir(workplace / "gone")
+    monkeypatch.setenv("PWD", str(workplace / "gone"))
+    (workplace / "gone").rmdir()
+    ended = agentrl("env", "list")
+    assert ended.code == 2
+    assert ended.err.startswith(f"error: the current folder was deleted: got {workplace}/gone, expected a folder that")
+    assert 'cd "$PWD"' in ended.err
 
 
 READING = [name for name, entry in COMMANDS.items() if entry.reads]

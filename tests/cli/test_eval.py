@@ -235,6 +235,27 @@ def test_a_reward_function_that_raises_is_named_with_its_line(agentrl: Cli, work
     assert "raising.py line 2: return 1 / 0" in ended.err
     assert "Fix the error in the message; the same command then plays these episodes" in ended.err
     assert "env check" not in ended.err
+    assert "problem " not in ended.err, "the error is this problem"
+    (record,) = workplace.rglob("evaluation.json")
+    assert json.loads(record.read_text())["problems"][0]["kind"] == "reward_error"
+
+
+def test_of_several_failures_the_error_tells_one_and_the_problems_the_others(agentrl: Cli, workplace: Path) -> None:
+    (workplace / "twofold.py").write_text(TWOFOLD)
+    words = ("eval", "--env", "guess_number", "--policy", "random", "--tasks", "4", "rollout.retries=0")
+    ended = agentrl(*words, "--reward", "twofold:bad", "rollout.max_concurrent=1")
+    assert ended.code == 1
+    told = next(line for line in (4, 5) if f"twofold.py line {line}: " in ended.err.rpartition("error: no episode")[2])
+    (problem,) = [line for line in ended.err.splitlines() if line.startswith("problem ")]
+    assert f"twofold.py line {9 - told})" in problem
+
+
+TWOFOLD = """import itertools
+calls = itertools.count()
+def bad(trajectory, task):
+    if next(calls) % 2: raise LookupError("odd")
+    raise KeyError("even")
+"""
 
 
 def test_from_a_program(trained_run: Path, workplace: Path) -> None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agentrl.cli.start_folder import in_start_folder
+import agentrl as library
+from agentrl.cli.start_folder import absolute_command, absolute_name, absolute_path, in_start_folder
+from agentrl.config import dump_config, load_config
+from agentrl.errors import UsageError
 from agentrl.observe.console import shown_path
 from agentrl.observe.run_folder import RunDirectory
 from agentrl.runs.start_record import start_folder, write_start_record
@@ -61,6 +65,62 @@ def test_paths_are_shown_from_the_folder_of_the_user(
         assert Path.cwd() == tmp_path
 
 
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty current folder, next to the folder of a run whose config has relative paths."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    run = started(tmp_path / "project", monkeypatch, Path("runs"))
+    Path("counting_rewards.py").write_text(REWARD)
+    Path("other_rewards.py").write_text(REWARD)
+    rewards = "agent.reward=['./counting_rewards.py:reward', {name: 'other_rewards:reward', weight: 0}]"
+    run.save_config(dump_config(load_config(None, ["environment=guess_number", rewards])))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    yield tmp_path / "elsewhere"
+    for name in ("counting_rewards", "other_rewards", "own_rewards"):
+        sys.modules.pop(name, None)
+
+
+EVAL = ("eval", "../project/runs/r", "--policy", "random", "--tasks", "2")
+
+
+def test_a_run_is_evaluated_with_the_files_of_its_start_folder(agentrl: Cli, elsewhere: Path) -> None:
+    (elsewhere / "other_rewards.py").write_text("raise RuntimeError('the file of another folder')")
+    ended = agentrl(*EVAL, "--json", "r.json")
+    assert ended.code == 0, ended.err
+    assert "relative paths of the run's config and of overrides begin in the folder in which it was" in ended.err
+    assert set(json.loads((elsewhere / "r.json").read_text())["outcomes"]) <= {"finished", "truncated_turns"}
+    assert "wrote r.json" in ended.err
+    assert sorted(os.listdir(elsewhere)) == ["other_rewards.py", "r.json"]
+    assert Path.cwd() == elsewhere
+
+
+def test_the_options_of_an_evaluation_name_files_of_the_current_folder(agentrl: Cli, elsewhere: Path) -> None:
+    (elsewhere / "own_rewards.py").write_text("def reward(trajectory, task) -> float:\n    return 7.0\n")
+    (elsewhere / "p.jsonl").write_text('{"prompt": "Say a"}\n{"prompt": "Say b"}\n')
+    ended = agentrl(*EVAL, "--reward", "./own_rewards.py:reward", "--prompts", "p.jsonl")
+    assert ended.code == 0, ended.err
+    assert "7.000" in ended.out
+
+
+def test_from_python_the_start_folder_of_an_evaluated_run_is_named(
+    elsewhere: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(UsageError, match=r"no file \./?counting_rewards.py|no file counting_rewards.py"):
+        library.evaluate(model="../project/runs/r", policy="random", tasks=1)
+    assert f"the run was started in {elsewhere.parent / 'project'}" in caplog.text
+
+
+def test_options_become_absolute_if_they_name_files(workplace: Path) -> None:
+    (workplace / "my_agent.py").touch()
+    assert absolute_command("{python} my_agent.py --most 3") == f"{{python}} {workplace}/my_agent.py --most 3"
+    assert absolute_command("true") == "true"
+    assert absolute_name("./my_agent.py:Loop/test") == f"{workplace}/my_agent.py:Loop/test"
+    assert absolute_name("my_agent:Loop") == "my_agent:Loop"
+    assert absolute_path("a/b") == "a/b"
+    assert absolute_path("my_agent.py") == f"{workplace}/my_agent.py"
+
+
 @pytest.mark.slow
 def test_a_run_with_relative_paths_is_resumed_from_another_folder(
     agentrl: Cli, workplace: Path, small: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
@@ -76,4 +136,9 @@ def test_a_run_with_relative_paths_is_resumed_from_another_folder(
     assert ended.code == 0, ended.err
     assert f"done after step 2: {workplace / 'runs' / 'r'}" in ended.err
     assert os.listdir(workplace / "elsewhere") == []
+    scored = agentrl("rescore", "../runs/r", "--output", "new.jsonl")
+    assert scored.code == 0, scored.err
+    assert len((workplace / "elsewhere" / "new.jsonl").read_text().splitlines()) == 8
+    episode = agentrl("replay", "../runs/r").err.partition("agentrl replay ")[2].split()[1]
+    assert agentrl("replay", "../runs/r", episode, "--n", "1").code == 0
     sys.modules.pop("counting_rewards", None)

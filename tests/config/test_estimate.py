@@ -2,11 +2,13 @@ import json
 
 import pytest
 
+from agentrl.builders.episodes import build_env_pool, build_runner
 from agentrl.config import load_config
-from agentrl.config.estimate import derive, rows
+from agentrl.config.estimate import derive, rows, run_size
+from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy, ScriptedPolicy
 
 SMALL = [
-    "environment=a",
+    "environment=guess_number",
     "trainer.steps=10",
     "trainer.tasks_per_step=4",
     "algorithm.group_size=3",
@@ -41,6 +43,38 @@ def test_a_loop_of_separate_turns_has_a_sequence_per_turn(loop):
 
 
 @pytest.mark.parametrize(
+    ("overrides", "turns"),
+    [
+        (["agent.max_turns=50"], 10),
+        (["agent.max_turns=50", "environment.options={max_steps: 7}"], 7),
+        (["agent.max_turns=5"], 5),
+        (["agent.max_turns=50", "agent.loop=memory"], 50),
+        (["agent.max_turns=50", "agent.loop=planner_worker"], 50),
+        (["agent.max_turns=50", "agent.loop=self_play"], 50),
+        (["agent.max_turns=50", "agent.roles={helper: {as_tool: {description: Helps.}}}"], 50),
+    ],
+)
+def test_the_turns_of_a_plan_are_those_of_the_run(overrides, turns):
+    config = load_config(None, ["environment=guess_number", "agent.max_answer_tokens=3", *overrides])
+    pool = build_env_pool(config)
+    runner = build_runner(config, pool, ScriptedEpisodePolicy(ScriptedPolicy.RANDOM))
+    assert runner.limits.max_turns == turns
+    assert derive(config).most_sampled_tokens_per_episode == 3 * turns
+    assert f"of at most {turns} turns x 3 tokens" in run_size(config)
+    found = {row[0]: row[1:] for row in rows(config)}
+    assert found["sampled per episode"] == (f"at most {3 * turns}", f"{turns} turns x 3, within that limit")
+
+
+def test_a_step_limit_bounds_the_sequences_of_a_loop_of_separate_turns():
+    words = [
+        "environment=guess_number",
+        "agent={loop: step_independent, max_turns: 50, max_tokens: 100, max_answer_tokens: 9}",
+    ]
+    a = derive(load_config(None, words))
+    assert (a.sequences_per_episode, a.most_tokens_per_episode) == (10, 1000)
+
+
+@pytest.mark.parametrize(
     ("loop", "rows_per_update", "per_step", "micro_batches"),
     [("step_independent", 16, 8, 8), ("tool_calling", 5, 6, 3), ("tool_calling", 500, 2, 6)],
 )
@@ -60,7 +94,7 @@ def test_mini_batches_in_rows_count_turns_of_loops_with_a_row_per_turn(loop, row
 
 
 def test_the_published_alfworld_batch_makes_25_updates_per_step():
-    words = ["environment=a", "trainer={tasks_per_step: 16, mini_batch_rows: 256, steps: 150}"]
+    words = ["environment=household", "trainer={tasks_per_step: 16, mini_batch_rows: 256, steps: 150}"]
     a = derive(load_config(None, [*words, "agent={loop: step_independent, max_turns: 50}"]))
     assert (a.updates_per_step, a.optimizer_steps) == (25, 3750)
 

@@ -142,6 +142,15 @@ def test_shipped_names_may_be_given_as_paths():
     assert load_config("configs/quickstart.yaml") == load_config("quickstart")
 
 
+@pytest.mark.parametrize(
+    "source", ["./configs/quickstart.yaml", "./quickstart", "../quickstart.yaml", "/no/quickstart"]
+)
+def test_an_explicit_path_never_means_a_shipped_config(source, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=f"no config file {source}, .*comes with agentrl: quickstart$"):
+        load_config(source)
+
+
 def test_the_file_is_read_then_overrides_win_in_order(config_file):
     path = config_file("environment: household/valid_seen\ntrainer:\n  steps: 3\n  learning_rate: 1e-3\n")
     config = load_config(path, ["trainer.steps=4", "trainer.steps=5", "algorithm.loss_options.clip_high=2e-1"])

@@ -4,13 +4,14 @@ from pathlib import Path
 import pytest
 from support.tokenizers import build_tokenizer
 
+from agentrl.config.derived import make_agent_loop
 from agentrl.engine import SamplingParams
 from agentrl.env import EnvironmentSpec, Isolation
 from agentrl.registry import Kind, register, unregister
 from agentrl.render.renderer import Renderer
 from agentrl.rollout.env_pool import EnvPool
 from agentrl.rollout.policies import EngineEpisodePolicy
-from agentrl.rollout.runner import EpisodeRunner, make_agent_loop
+from agentrl.rollout.runner import EpisodeRunner
 from agentrl.serving.scripted import ScriptedEngine
 from agentrl.task import SeedTasks, Task
 

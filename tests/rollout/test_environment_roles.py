@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.agent_loop import AgentLoop, AgentRole, EpisodeEnd
+from agentrl.config.derived import make_agent_loop
 from agentrl.engine import ChatAnswer, ChatPolicy, SamplingParams, StopReason
 from agentrl.errors import EngineError, Outcome, UsageError
 from agentrl.message import Message, user
@@ -16,7 +17,7 @@ from agentrl.rollout.env_pool import EnvPool
 from agentrl.rollout.policies import EngineEpisodePolicy
 from agentrl.rollout.roles.role_policies import RolePolicy
 from agentrl.rollout.roles.run_roles import RoleSetup
-from agentrl.rollout.runner import EpisodeRunner, make_agent_loop
+from agentrl.rollout.runner import EpisodeRunner
 from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy, ScriptedPolicy
 from agentrl.serving.scripted import ScriptedEngine
 from agentrl.training.roles import role_members

@@ -6,9 +6,9 @@ import pytest
 
 import agentrl
 from agentrl.agent_loop import AgentLoop
+from agentrl.config.derived import make_agent_loop
 from agentrl.errors import ConfigError, Outcome, ToolError, UsageError
 from agentrl.message import user
-from agentrl.rollout.runner import make_agent_loop
 from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy, ScriptedPolicy
 
 

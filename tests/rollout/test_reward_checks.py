@@ -9,6 +9,7 @@ from agentrl.builders.rewards import check_reward_weights
 from agentrl.config import load_config
 from agentrl.config.environment import AgentConfig
 from agentrl.errors import ConfigError, UnknownNameError, UsageError
+from agentrl.reward import Score
 from agentrl.rollout.env_workers import ThreadWorker
 from agentrl.rollout.reward_functions import check_columns, find_reward
 
@@ -74,12 +75,31 @@ def wrong_order(task, trajectory):
     return float(task is not None)
 
 
+class Called:
+    def __call__(self, trajectory, task):
+        return 1.0
+
+
+class Scored:
+    async def score(self, trajectory, task):
+        return Score(reward=1.0)
+
+
 @pytest.mark.parametrize(
     ("entry", "words"),
     [
         ("no.such.module:f", "cannot import no.such.module"),
         ("agentrl.message:parse_inx", "has no 'parse_inx'. Did you mean 'parse_int'"),
-        ("agentrl.message:Message", "cannot be called: got a class, expected def reward"),
+        (
+            "agentrl.message:Message",
+            r"cannot be called: got a class, expected def reward.* Write a function; or a class",
+        ),
+        (
+            f"{__name__}:Called",
+            r"got a class, .* Make an object of the class, reward = Called\(\), and give that instead",
+        ),
+        (f"{__name__}:Scored", r"got a class, .* Derive the class from agentrl\.reward\.Scorer"),
+        (f"{__name__}:Called.__call__", r"this is a method of the class; make an object of it"),
         ("agentrl.reward:Any", "cannot be called"),
         ("agentrl.message:parse_int", r"\(.*message.py line \d+\).*got parse_int\(text.*expected def reward\(traj"),
         ({"name": f"{__name__}:own_with_options", "last": 3}, "got 'last', expected one of most. Did you mean 'most'"),

@@ -3,13 +3,14 @@
 import pytest
 
 from agentrl.agent_loop import AgentRole
+from agentrl.config.derived import make_agent_loop
 from agentrl.engine import SamplingParams
 from agentrl.errors import Outcome
 from agentrl.rollout.budget import EpisodeLimits
 from agentrl.rollout.policies import EngineEpisodePolicy
 from agentrl.rollout.roles.role_tools import RoleTool
 from agentrl.rollout.roles.run_roles import RoleSetup
-from agentrl.rollout.runner import EpisodeRunner, make_agent_loop
+from agentrl.rollout.runner import EpisodeRunner
 from agentrl.serving.scripted import ScriptedEngine
 from agentrl.tool import tool
 from agentrl.training.roles import role_members

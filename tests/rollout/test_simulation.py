@@ -8,11 +8,12 @@ from statistics import fmean
 import pytest
 
 import agentrl
+from agentrl.config.derived import make_agent_loop
 from agentrl.engine import SamplingParams
 from agentrl.errors import Outcome
 from agentrl.rollout.env_pool import EnvPool
 from agentrl.rollout.policies import EngineEpisodePolicy
-from agentrl.rollout.runner import EpisodeRunner, make_agent_loop
+from agentrl.rollout.runner import EpisodeRunner
 from agentrl.rollout.scheduler import GroupScheduler
 from agentrl.rollout.simulation import PlannedEpisode, VirtualTimeLoop, simulate
 from agentrl.rollout.task_order import TaskSampler

@@ -75,6 +75,14 @@ def test_failures_of_different_lines_are_different_and_the_most_frequent_comes_f
     assert [(problem.line, problem.count) for problem in failures(incidents)] == [(21, 12), (9, 3)]
 
 
+def test_a_wrong_result_is_shown_with_what_was_expected():
+    incidents = Incidents(attempts=1)
+    error = failed("reward function rule", "str 'good'", 3)
+    incidents.count_failure(Outcome.REWARD_ERROR, "?", RewardFailure(error.what, got=error.got, expected="a number"))
+    (problem,) = failures(incidents)
+    assert "failed in 1 of 1 attempts: got str 'good', expected a number;" in problem.text
+
+
 def test_an_error_that_names_nobody_is_the_environments():
     incidents = Incidents(attempts=10)
     incidents.count_failure(
