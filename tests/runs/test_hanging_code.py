@@ -59,9 +59,8 @@ def start(model: Path, tmp_path: Path):
         sites = set(hang.partition(":")[2].split(",")) if reached is None else reached
         until = time.monotonic() + 60 * SLACK
         while missing := [site for site in sites if not (tmp_path / site).exists()]:
-            output = (tmp_path / "output").read_text()
-            assert process.is_alive(), output
-            assert time.monotonic() < until, f"not reached: {', '.join(missing)}\n{output}"
+            assert process.is_alive(), (tmp_path / "output").read_text()
+            assert time.monotonic() < until, f"not reached: {', '.join(missing)}\n{(tmp_path / 'output').read_text()}"
             time.sleep(0.05)
         if words[0] == "train":
             wait_until_named(tmp_path / "runs" / "run", sites)
