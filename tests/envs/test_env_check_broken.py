@@ -61,7 +61,7 @@ BROKEN = [
     (
         "NoExpert",
         "is solved by its expert",
-        "failed: expert is invalid: got int 1, expected an object with a method act",
+        "failed: expert is invalid: got int 1, expected an object with a method",
     ),
     ("NumberedSnapshot", "restores snapshots", "failed: snapshot is invalid: got int 1, expected a method"),
     ("Rarely", HERE, "failed: ZeroDivisionError: rare"),
