@@ -8,7 +8,8 @@ from typing import Any, cast
 
 from agentrl.env import AnyEnv, Expert, StepResult
 from agentrl.errors import A_REWARD, WrongReturnValue, bounded_reward, is_bool, is_number, raised_at, shorten
-from agentrl.message import Content, ImagePart, TextPart, encodable
+from agentrl.message import Content, ImagePart, Message, TextPart, encodable
+from agentrl.remote.env_methods import OPTIONAL_PARTS
 from agentrl.tool import Tool
 
 MAX_OBSERVATION_CHARS = 10_000_000
@@ -76,6 +77,17 @@ def check_method(name: str, found: object) -> Any:
     return found
 
 
+def check_part(name: str, part: Any) -> Any:
+    """Check an optional attribute of an environment before it is used; raise `WrongReturn` if it has a wrong type."""
+    if name == "tools":
+        check_tools(part)
+    elif name == "action_hint":
+        check_action_hint(part)
+    elif name in OPTIONAL_PARTS and name != "action_space":
+        check_method(name, part)
+    return part
+
+
 def check_tools(tools: object) -> tuple[Tool, ...]:
     """Check the attribute ``tools`` of an environment; raise `WrongReturn` if it is not a list of tools."""
     if tools is None:
@@ -126,6 +138,13 @@ def check_expert_action(action: object) -> str:
     if action is None:
         raise _wrong("act of the expert", action, "an action as text")
     return str(action)
+
+
+def check_tool_message(message: object) -> Message | None:
+    """Check what `tool_message` returned; raise `WrongReturn` if it is neither a message nor ``None``."""
+    if message is not None and not isinstance(message, Message):
+        raise _wrong("tool_message", message, "a Message with tool_calls, or None")
+    return message
 
 
 def explain_unpacking(error: Exception) -> Exception:

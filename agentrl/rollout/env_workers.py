@@ -44,6 +44,7 @@ from agentrl.rollout.env_returns import (
     check_method,
     check_reset,
     check_step,
+    check_tool_message,
     check_tools,
     explain_reset,
     explain_unpacking,
@@ -154,7 +155,7 @@ class EnvAdapter:
     async def tool_message(self, action: str) -> Message | None:
         """Convert a text action to a message that calls the environment's tools; ``None`` without tools."""
         method = self._method("tool_message")
-        return None if method is None else cast("Message", await maybe_await(method(action)))
+        return None if method is None else check_tool_message(await maybe_await(method(action)))
 
     async def random_action(self, seed: int) -> str:
         """Draw a random admissible action, or sample the action space if the environment cannot list actions."""

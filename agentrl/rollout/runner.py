@@ -340,6 +340,8 @@ class EpisodeRunner:
             raised = None if definition is None else raised_at(error, definition.file)
             failure.location = raised or raised_at(error)
             raise failure from error
+        if not episode.turns.trajectory.turns:
+            raise _never_sampled(self.loop, episode.task)
         return outcome_of(episode.last_result)
 
     def _read_info(self, trajectory: Trajectory, episode: RuntimeEpisode) -> None:
@@ -520,6 +522,19 @@ class _Groups:
         found = sorted(self._found.pop(group_id), key=lambda trajectory: trajectory.id)
         await runner.score_group(found, one.task)
         return found
+
+
+def _never_sampled(loop: AgentLoop, task: Task) -> EnvironmentFailure:
+    """Return the error for a loop that has ended without an answer of the policy."""
+    failure = EnvironmentFailure(
+        f"agent loop {type(loop).__name__} ended without an answer of the policy (task {task.id})",
+        got="0 turns",
+        expected="at least one `await conversation.generate()`",
+        hint="return from run() only after the policy has answered",
+    )
+    failure.subject = f"agent loop {type(loop).__name__}"
+    failure.location = defined_in(loop)
+    return failure
 
 
 def _start_loop(loop: AgentLoop, episode: RuntimeEpisode) -> Awaitable[None]:

@@ -25,7 +25,15 @@ from agentrl.errors import AgentRLError, is_addressed_to, running_task
 from agentrl.errors.foreign import DaemonThreads
 from agentrl.message import Content, TextPart
 from agentrl.remote.env_methods import RemoteTool
-from agentrl.rollout.env_returns import unpack_reset, unpack_step
+from agentrl.rollout.env_returns import (
+    check_actions,
+    check_expert,
+    check_expert_action,
+    check_part,
+    check_tool_message,
+    unpack_reset,
+    unpack_step,
+)
 from agentrl.rollout.env_workers import call_own_tool, sample_text
 from agentrl.task import Task
 from agentrl.testing.fair_clock import FairClock
@@ -56,6 +64,15 @@ _SCHEMA_TYPES: Mapping[str, Any] = {
     "object": dict[str, Any],
 }
 """Types of arguments by their names in JSON schemas; all other types become text."""
+
+_READ_AT_RESET = ("tools", "action_hint", "state_key")
+"""Parts of an environment that a run reads when an episode starts."""
+_CHECKS: Mapping[str, Callable[[Any], Any]] = {
+    "admissible_actions": check_actions,
+    "expert": check_expert,
+    "tool_message": check_tool_message,
+}
+"""Checks of what optional methods return, as in a run."""
 
 
 class CallFailed(RuleFailed):
@@ -208,6 +225,8 @@ class EnvSession:
     def start(self, task: Task) -> tuple[Content, Mapping[str, Any]]:
         """Start a task's episode, and return the first observation and the info."""
         opening = unpack_reset(self.ask("reset", self.env.reset, seed=task.seed, options=dict(task.options)))
+        for part in _READ_AT_RESET:
+            self.find(part)
         requested = opening[1].get("step_timeout_s", 0.0)
         self._longest_step_s = float(requested) if isinstance(requested, int | float) else 0.0
         return opening
@@ -220,9 +239,13 @@ class EnvSession:
             return unpack_step(self._result_of(self.env.step(action)))
 
     def call(self, name: str, *arguments: Any) -> Any:
-        """Call an optional method; return ``None`` if the environment does not have it."""
+        """Call an optional method and check its result; return ``None`` if the environment does not have it."""
         method = self.find(name)
-        return None if method is None else self.ask(name, method, *arguments)
+        if method is None:
+            return None
+        result = self.ask(name, method, *arguments)
+        check = _CHECKS.get(name)
+        return result if check is None else check(result)
 
     def call_tool(self, tool: Tool, arguments: Mapping[str, Any]) -> str:
         """Call a tool of the environment, and return its answer or its error text."""
@@ -235,7 +258,7 @@ class EnvSession:
 
     def find(self, name: str) -> Any:
         """Return an optional attribute through Gymnasium's wrappers; ``None`` if the environment does not have it."""
-        return optional_part(self.env, name)
+        return check_part(name, optional_part(self.env, name))
 
     def close(self) -> None:
         """Close the environment."""
@@ -416,7 +439,7 @@ def expert_policy(*, mistakes: float = 0.0, seed: int = 0, through_tools: bool =
             experts.append(session.call("expert"))
         if deferred:
             return deferred.pop()
-        action = str(session.ask("act of the expert", experts[0].act, observation))
+        action = check_expert_action(session.ask("act of the expert", experts[0].act, observation))
         mistake = session.ask("mistake of the expert", experts[0].mistake, rng) if rng.random() < mistakes else None
         if mistake is None:
             return action

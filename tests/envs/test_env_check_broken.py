@@ -58,6 +58,12 @@ BROKEN = [
     ("Writing", CLEAN, "warned: playing writes 'debug' to standard output"),
     ("Nothing", "accepts admissible actions", "failed: admissible_actions.. is empty before the episode has ended"),
     ("Deaf", "accepts admissible actions", "failed: 'fly' is listed as admissible but not accepted"),
+    (
+        "NoExpert",
+        "is solved by its expert",
+        "failed: expert is invalid: got int 1, expected an object with a method",
+    ),
+    ("NumberedSnapshot", "restores snapshots", "failed: snapshot is invalid: got int 1, expected a method"),
     ("Rarely", HERE, "failed: ZeroDivisionError: rare"),
 ]
 
@@ -87,6 +93,10 @@ UNPLAYABLE = [
     ("Raising", "step raised ValueError: boom"),
     ("FourValues", "step returned 4 values, expected 5: observation, reward, terminated, truncated, info"),
     ("NoInfo", "reset is invalid: got str 'Room"),
+    ("Worded", "admissible_actions is invalid: got str 'look', expected a list of texts"),
+    ("Functions", "a tool of the environment is invalid: got builtin_function_or_method"),
+    ("HintMethod", "action_hint of the environment is invalid: got method"),
+    ("WrittenKey", "state_key is invalid: got str 'key', expected a method"),
 ]
 
 

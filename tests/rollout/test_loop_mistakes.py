@@ -118,6 +118,23 @@ async def test_the_failure_of_a_loop_names_the_loop_and_its_line(make_runner, pl
     assert (found.subject, found.file, found.line) == ("agent loop Failing", __file__, first + len(lines) - 1)
 
 
+class Silent(AgentLoop):
+    async def run(self, episode):
+        await episode.reset()
+
+
+async def test_an_episode_without_an_answer_of_the_policy_is_a_failure_of_the_loop(make_runner, play, worlds):
+    """There is nothing to train, and a reward of 0 would be counted as the policy's."""
+    runner = make_runner(worlds.Corridor, "forward")
+    runner.loop = Silent()
+    trajectory = await play(runner)
+    assert (trajectory.outcome, trajectory.turns, trajectory.reward) == (Outcome.ENVIRONMENT_ERROR, [], None)
+    assert trajectory.error.startswith("agent loop Silent ended without an answer of the policy (task t): got 0 turns")
+    (found,) = runner.counters.incidents.found.values()
+    _, first = inspect.getsourcelines(Silent)
+    assert (found.subject, found.file, found.line) == ("agent loop Silent", __file__, first)
+
+
 class Wordy(Restless):
     def demonstrate(self, action):
         return action

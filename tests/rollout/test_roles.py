@@ -17,7 +17,7 @@ from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy, ScriptedPol
 from agentrl.serving.scripted import ScriptedEngine
 from agentrl.tool import tool
 from agentrl.training.roles import role_members
-from agentrl.trajectory import Source
+from agentrl.trajectory import SOLE_ROLE, Source
 
 
 class Pair(AgentLoop):
@@ -87,11 +87,11 @@ def text_of(renderer, trajectory, role):
 
 
 class Kept(AgentLoop):
-    """Keeps its episode and ends."""
+    """Keeps its episode and ends after an answer."""
 
     async def run(self, episode):
         self.episode = episode
-        await episode.reset()
+        await episode.open([user(await episode.reset())], role=next(iter(self.roles), SOLE_ROLE)).generate()
 
 
 async def test_a_single_agent_has_an_episode_without_roles(pair, play):

@@ -158,6 +158,33 @@ class Nothing(Sound):
         return []
 
 
+class Worded(Sound):
+    def admissible_actions(self) -> Any:
+        return "look"
+
+
+class Functions(Sound):
+    tools = (len,)
+
+
+class HintMethod(Sound):
+    def action_hint(self) -> str:
+        return "an action"
+
+
+class WrittenKey(Sound):
+    state_key = "key"
+
+
+class NoExpert(Sound):
+    def expert(self) -> Any:
+        return 1
+
+
+class NumberedSnapshot(Sound):
+    snapshot = restore = 1
+
+
 class NoList(Sound):
     def admissible_actions(self) -> Any:
         return None
