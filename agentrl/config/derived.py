@@ -20,7 +20,7 @@ from agentrl.config.environment import (
     MixedEnvironmentConfig,
 )
 from agentrl.env.lookup import resolve_environment
-from agentrl.errors import ConfigError, did_you_mean
+from agentrl.errors import ConfigError, UnknownNameError, did_you_mean
 from agentrl.registry import Kind, lookup
 
 SOLE = ""
@@ -181,12 +181,17 @@ def turns_are_steps(loop: AgentLoop, agent: AgentConfig) -> bool:
 def most_turns(part: EnvironmentConfigs) -> int:
     """Return the maximum number of turns of an episode, limited by the agent and the environment.
 
+    Without such an environment, as in plans of a trainer alone, only the agent limits them.
+
     Raises:
-        UnknownNameError: no such environment or agent loop.
+        UnknownNameError: no such agent loop.
         ConfigError: an option of the loop is invalid.
     """
     agent, environment = part.config.agent, part.config.sole_environment
-    own = resolve_environment(environment.name).turns_under(environment.options)
+    try:
+        own = resolve_environment(environment.name).turns_under(environment.options)
+    except UnknownNameError:
+        return agent.max_turns
     if own is None or own >= agent.max_turns:
         return agent.max_turns
     return own if turns_are_steps(make_agent_loop(agent.loop, agent.options), agent) else agent.max_turns

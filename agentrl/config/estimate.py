@@ -97,7 +97,7 @@ def derive(config: Config) -> RunEstimate:
     """Estimate the numbers of a run; reads at most the ``config.json`` files of model folders.
 
     Raises:
-        UnknownNameError: no such environment or agent loop.
+        UnknownNameError: no such agent loop.
         ConfigError: an option of the agent loop is invalid.
     """
     trainer, agent = config.trainer, config.agent

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 from agentrl.engine import GenerateRequest, Generation, PolicyEngine
 from agentrl.engine.forwarding import ForwardingEngine
-from agentrl.errors import AgentRLError, InfrastructureError, Outcome, UsageError
+from agentrl.errors import AgentRLError, EnvironmentFailure, InfrastructureError, Outcome, UsageError
 from agentrl.message import Content, TextPart, ToolCall
 from agentrl.remote.env_methods import (
     ADMISSIBLE_ACTIONS,
@@ -363,6 +363,10 @@ class JournaledRunner(EpisodeRunner):
         episode.environment = copy.copy(episode.environment)
         episode.environment.backend = backend = JournaledBackend(episode.environment.backend, journal, self._snapshots)
         episode.carry_out = JournaledTools(episode.carry_out, journal, backend).carry_out
-        outcome = await super()._run_loop(episode)
+        try:
+            outcome = await super()._run_loop(episode)
+        except EnvironmentFailure:
+            journal.check()  # the loop may have failed because of the error
+            raise
         journal.check()  # the loop may have caught the error
         return outcome

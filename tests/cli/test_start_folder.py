@@ -71,13 +71,13 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     monkeypatch.setattr(sys, "path", [*sys.path])
     run = started(tmp_path / "project", monkeypatch, Path("runs"))
     Path("counting_rewards.py").write_text(REWARD)
-    Path("other_rewards.py").write_text(REWARD)
-    rewards = "agent.reward=['./counting_rewards.py:reward', {name: 'other_rewards:reward', weight: 0}]"
+    Path("project_rewards.py").write_text(REWARD)
+    rewards = "agent.reward=['./counting_rewards.py:reward', {name: 'project_rewards:reward', weight: 0}]"
     run.save_config(dump_config(load_config(None, ["environment=guess_number", rewards])))
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     yield tmp_path / "elsewhere"
-    for name in ("counting_rewards", "other_rewards", "own_rewards"):
+    for name in ("counting_rewards", "project_rewards", "own_rewards"):
         sys.modules.pop(name, None)
 
 
@@ -85,13 +85,13 @@ EVAL = ("eval", "../project/runs/r", "--policy", "random", "--tasks", "2")
 
 
 def test_a_run_is_evaluated_with_the_files_of_its_start_folder(agentrl: Cli, elsewhere: Path) -> None:
-    (elsewhere / "other_rewards.py").write_text("raise RuntimeError('the file of another folder')")
+    (elsewhere / "project_rewards.py").write_text("raise RuntimeError('the file of another folder')")
     ended = agentrl(*EVAL, "--json", "r.json")
     assert ended.code == 0, ended.err
     assert "relative paths of the run's config and of overrides begin in the folder in which it was" in ended.err
     assert set(json.loads((elsewhere / "r.json").read_text())["outcomes"]) <= {"finished", "truncated_turns"}
     assert "wrote r.json" in ended.err
-    assert sorted(os.listdir(elsewhere)) == ["other_rewards.py", "r.json"]
+    assert sorted(os.listdir(elsewhere)) == ["project_rewards.py", "r.json"]
     assert Path.cwd() == elsewhere
 
 
