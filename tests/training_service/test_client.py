@@ -56,7 +56,7 @@ def test_the_example_learns(
     assert float(then) < float(first) / 2
     first, then = re.findall(r"reward ([\d.]+), then ([\d.]+)", said)[0]
     assert float(first) < 0.75
-    assert float(then) > 0.85
+    assert float(then) > 0.8
 
 
 def test_model_description_for_clients(service: Any) -> None:
