@@ -13,7 +13,7 @@ CAPTION_RULE = (
     "Someone else will answer a question about this image, but cannot see it. Describe the image in detail, with"
     " everything that the question needs. Do not answer the question."
 )
-FROM_CAPTION = "You do not see the image, but this description of it:\n{caption}"
+FROM_CAPTION = "Description of the image, which you cannot see yourself:\n{caption}\n\nThe task: {question}"
 CAPTION = TurnOptions(demonstration=lambda: "The image shows what the question is about.")
 
 
@@ -38,6 +38,6 @@ class CaptionReasoner(SingleTurn):
         if not caption:
             episode.count_invalid("The description was empty.")
             raise EpisodeEnd(Outcome.POLICY_ERROR)
-        question = f"{content_text(observation).strip()}\n\n{FROM_CAPTION.format(caption=caption)}"
+        question = FROM_CAPTION.format(caption=caption, question=content_text(observation).strip())
         rules = [episode.spec.instructions, self.rule(episode.action_hint)]
         await self.answer(episode, episode.open(opening(rules, question), role=REASONER))

@@ -164,7 +164,7 @@ async def test_a_reasoner_answers_from_the_captioners_description(play):
     assert played.trajectory.role_returns == {"captioner": 1.0, "reasoner": 1.0}
     captioner, reasoner = played.texts
     assert ("Do not answer the question." in captioner, "Be brief." in captioner) == (True, False)
-    assert "What is 2 + 2?\n\nYou do not see the image, but this description of it:\nTwo and two dots." in reasoner
+    assert "which you cannot see yourself:\nTwo and two dots.\n\nThe task: What is 2 + 2?" in reasoner
     assert ("Be brief." in reasoner, "Do not answer" in reasoner) == (True, False)
 
 
