@@ -6,10 +6,12 @@ import os
 import subprocess
 import sys
 import time
+import weakref
 
 import pytest
 
 from agentrl.testing import fair_clock
+from agentrl.testing.env_rules import resources
 from agentrl.testing.env_session import CallFailed, asking, run_watched
 from agentrl.testing.fair_clock import LEAST_SHARE, FairClock
 
@@ -63,3 +65,13 @@ def test_the_waits_of_children_count() -> None:
         assert child.pid in {pid for (pid, _), _ in fair_clock._waits()}
     finally:
         child.communicate(b"\n")
+
+
+def test_the_thread_of_the_last_call_may_let_go_of_an_environment_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = [Machine(0.0)]
+    reference = weakref.ref(held[0])
+    monkeypatch.setattr(time, "sleep", lambda _: held.clear())
+    assert resources._await_freed([None, reference]) == 0
+    kept = Machine(0.0)
+    monkeypatch.setattr(resources, "_RELEASE_S", 0.0)
+    assert resources._await_freed([weakref.ref(kept), None]) == 1

@@ -23,7 +23,7 @@ from agentrl.testing.fair_clock import FairClock
 from agentrl.testing.report import CheckFinding, RuleFailed, RuleSkipped, RuleWarned, rule
 
 _RELEASE_S = 2.0
-"""Seconds to wait for the end of threads and processes."""
+"""Seconds to wait for the end of threads and processes, and for objects to be freed."""
 _OPEN_FILES = Path("/proc/self/fd"), Path("/dev/fd")
 _TASKS = Path("/proc/self/task")
 
@@ -88,10 +88,22 @@ def releases_everything(subject: Subject) -> str:
         gc.collect()
     if more := await_resources(before).over(before):
         raise RuleFailed(f"left after close of {len(lives)} environments: {more}")
-    kept = sum(reference is not None and reference() is not None for reference in references)
-    if kept:
+    if kept := _await_freed(references):
         raise RuleFailed(f"{kept} of {len(lives)} closed environments are still in memory: something references them")
     return f"nothing left of {len(lives)} environments"
+
+
+def _await_freed(references: Sequence[weakref.ref[Any] | None]) -> int:
+    """Count the objects that are still in memory; repeat until none is, or until the timeout.
+
+    The thread of the last call refers to it for a moment after it has returned.
+    """
+    clock = FairClock()
+    while kept := sum(reference is not None and reference() is not None for reference in references):
+        if clock.tick() >= _RELEASE_S:
+            break
+        time.sleep(0.02)
+    return kept
 
 
 def _live(subject: Subject, steps: int | None) -> weakref.ref[Any] | None:
