@@ -121,7 +121,9 @@ def conditions_text(entry: Mapping[str, Any]) -> str:
     rounds = f"{found['rounds']} seeds" if "success" in found else f"medians of {found['rounds']} rounds"
     cores = found.get("threads", found["cores"])
     names = "1 core" if cores == 1 else f"{cores} cores"
-    return f"Measured on {found['date']}: {names} of {processor}, load {found['load']}, {rounds}."
+    measured = f"Measured on {found['date']}: {names} of {processor}, load {found['load']}, {rounds}."
+    unfinished = [f"{NAMES.get(side, side)} with {count:,}" for side, count in found.get("unfinished", {}).items()]
+    return measured + (f" Did not finish its episodes: {', '.join(unfinished)} at once." if unfinished else "")
 
 
 def comparison_table(entries: Sequence[Mapping[str, Any]], benchmark: str, server: str | None = None) -> str:

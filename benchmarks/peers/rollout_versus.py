@@ -69,6 +69,8 @@ async def compare_rollouts(
             comparison = compare.Comparison(url=url, turns=turns, answer_tokens=tokens)
             found = conditions([peer for name in sides if (peer := compare.SIDES[name].peer) in PEERS], rounds)
             await compare.run_rounds(comparison, sides, folder, plan)
+    if comparison.unfinished:
+        found["unfinished"] = comparison.unfinished
     figures = comparison.figures()
     return {
         "conditions": found | {"server": engine or "instant", "turns": turns, "tokens_per_episode": tokens},

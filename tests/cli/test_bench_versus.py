@@ -92,6 +92,42 @@ def test_a_side_that_did_less_is_refused(compare: ModuleType) -> None:
         comparison._check(Recorded, figures, {"turns": 5, "last": 2}, 2)
 
 
+class Playing:
+    """A side that plays at once, or does not finish."""
+
+    def __init__(self, name: str, failure: Exception | None = None) -> None:
+        self.name, self.failure, self.cabinet, self.plays = name, failure, 0, 0
+        self.rounds: dict[int, list[dict[str, float]]] = {}
+
+    async def play(self, episodes: int, at_once: int) -> dict[str, float]:
+        self.plays += 1
+        if self.failure is not None:
+            raise self.failure
+        return {"seconds": 1.0, "cpu_s": 0.1, "grown_bytes": 0, "resident_bytes": 2**20}
+
+
+async def test_a_side_that_does_not_finish_is_recorded_and_costs_no_other_figures(
+    monkeypatch: pytest.MonkeyPatch, compare: ModuleType, tables: ModuleType
+) -> None:
+    async def no_counts(*_: object) -> dict[str, int]:
+        return {}
+
+    monkeypatch.setattr(compare.Comparison, "_counts", no_counts)
+    monkeypatch.setattr(compare.Comparison, "_check", lambda *_: None)
+    stuck, bare = Playing("trl", compare.UnfinishedError("trl does not finish")), Playing("bare")
+    comparison = compare.Comparison(url="", turns=3, answer_tokens=10, sides=[stuck, bare])
+    with pytest.raises(AgentRLError, match="does not finish"):  # none of its episodes can be compared
+        await comparison.round(8, 8, kept=False)
+    for _ in range(2):
+        await comparison.round(4, 4)
+    assert (stuck.plays, bare.plays) == (2, 3)
+    assert comparison.unfinished == {"trl": 4}
+    assert comparison.figures()["bare"]["4"]["cpu_ms_per_turn"] == pytest.approx(1000 * 0.1 / 12)
+    conditions = {"date": "2026-01-01", "processor": "P", "cores": 2, "load": 0, "rounds": 2, "versions": {}}
+    text = tables.conditions_text({"conditions": conditions | {"unfinished": comparison.unfinished}})
+    assert text.endswith("Did not finish its episodes: TRL with 4 at once.")
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_sides_play_the_same_episodes_by_turns(monkeypatch: pytest.MonkeyPatch, compare: ModuleType) -> None:
