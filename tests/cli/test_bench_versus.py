@@ -125,7 +125,7 @@ async def test_a_side_that_does_not_finish_is_recorded_and_costs_no_other_figure
     assert comparison.figures()["bare"]["4"]["cpu_ms_per_turn"] == pytest.approx(1000 * 0.1 / 12)
     conditions = {"date": "2026-01-01", "processor": "P", "cores": 2, "load": 0, "rounds": 2, "versions": {}}
     text = tables.conditions_text({"conditions": conditions | {"unfinished": comparison.unfinished}})
-    assert text.endswith("Did not finish its episodes: TRL with 4 at once.")
+    assert text.endswith(f"Did not finish its episodes: {tables.NAMES['trl']} with 4 at once.")
 
 
 @pytest.mark.slow
