@@ -10,7 +10,7 @@ from support.models import FAMILIES, tiny_model
 from agentrl.config.engines import LocalEngineConfig
 from agentrl.engine import StopReason
 from agentrl.serving.local import LocalEngine, uniform
-from agentrl.serving.local.drafts import MIN_ACCEPTANCE, PAUSE_TOKENS, WINDOW_TOKENS, DraftGate, look_up
+from agentrl.serving.local.scheduler import MIN_ACCEPTANCE, PAUSE_TOKENS, WINDOW_TOKENS, DraftGate, look_up
 
 LOOPS = {"temperature": 0.0, "max_tokens": 40}
 """Settings under which tiny models soon repeat themselves, so that guesses are right."""

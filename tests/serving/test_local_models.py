@@ -11,7 +11,7 @@ from support.models import FAMILIES, tiny_model
 from agentrl.config.engines import LocalEngineConfig
 from agentrl.errors import UsageError
 from agentrl.serving.local import LocalEngine
-from agentrl.serving.local.trial import TOLERANCE, Trial
+from agentrl.serving.local.runner import TOLERANCE, Trial
 
 SIZES = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 SIZES |= {"num_key_value_heads": 2, "max_position_embeddings": 512, "initializer_range": 0.2}
