@@ -11,6 +11,9 @@ parts are found by name:
 - ``tools``: tools bound to this episode (a list of `agentrl.tool.Tool`).
 - ``tool_message(action)``: if it has tools, the assistant message that takes a text action by calling them.
 - ``action_hint``: one line for the model that describes an action.
+- ``final_reward()``: reward for the state that an unfinished episode leaves, as a number, or as a number and an info
+  with ``success`` and ``reward_components``. Called once, after the last action, if a limit of the run (turns, tokens,
+  time), a tool of the run or the agent loop ended the episode before the environment did.
 - ``web_page()``: the observation as an HTML page for manual play: a click on an element takes its ``data-action``, with
   "{}" replaced by the typed text.
 

@@ -16,6 +16,7 @@ A name may end with a split, as in ``household/valid``, which `parse_env_name` s
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import difflib
 import functools
@@ -23,7 +24,7 @@ import importlib.metadata
 import importlib.util
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple, TypeGuard
 
 import gymnasium
@@ -55,8 +56,8 @@ GYMNASIUM_PLUGINS = "gymnasium.envs"
 OWN_NAMESPACE = "agentrl"
 ADAPTER = "gymnasium"
 """Registry name of the adapter that creates Gymnasium environments, and converts numbers to text."""
-_OWN = ("reset", "close")
-"""Public methods that are not tools."""
+_OWN = ("reset", "close", "get_reward")
+"""Public methods of a class for TRL that are not tools."""
 
 
 class EnvironmentName(NamedTuple):
@@ -378,10 +379,12 @@ def tool_methods(kind: type) -> list[str]:
 class TRLEnvironment(gymnasium.Env[str, str]):
     """An environment for TRL's GRPOTrainer (``environment_factory``): a plain class whose methods are tools.
 
-    Every public method except ``reset`` and ``close`` is a tool. The attribute ``reward``, where there is one, is the
-    return of the episode so far. An answer without a call ends the episode. The text of an exception that a tool raises
-    is the tool's answer. ``reset`` receives the options of the task as keyword arguments. Source: TRL's documentation,
-    "OpenEnv Integration for Training LLMs with Environments"; docs/environments.md has an example.
+    Every public method except ``reset``, ``close`` and ``get_reward`` is a tool. ``get_reward``, where there is one,
+    returns the reward of the episode and is called once, at its end; without it, the attribute ``reward``, where there
+    is one, is the return of the episode so far. An answer without a call ends the episode. The text of an exception
+    that a tool raises is the tool's answer. ``reset`` receives the options of the task as keyword arguments. Source:
+    TRL's documentation, "OpenEnv Integration for Training LLMs with Environments", and that of `GRPOTrainer`;
+    docs/environments.md has an example.
 
     Args:
         kind: The object's class.
@@ -407,7 +410,17 @@ class TRLEnvironment(gymnasium.Env[str, str]):
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """End the episode: the policy answered without a call."""
-        return "", self._gain(), True, False, {}
+        return "", self.final_reward(), True, False, {}
+
+    def final_reward(self) -> float:
+        """Return what ``get_reward`` returns, or else the reward added since the last call."""
+        get_reward = getattr(self._inner, "get_reward", None)
+        if get_reward is None:
+            return self._gain()
+        found = get_reward()
+        if inspect.isawaitable(found):
+            found = asyncio.run(_wait_for(found))
+        return self._checked("get_reward()", found)
 
     def close(self) -> None:
         """Call the object's ``close``, if it has one."""
@@ -431,11 +444,18 @@ class TRLEnvironment(gymnasium.Env[str, str]):
         return call
 
     def _gain(self) -> float:
-        """Return the reward added since the last call."""
-        found = getattr(self._inner, "reward", None)
-        total = 0.0 if found is None else bounded_reward(found)
-        if total is None:
-            kind = type(self._inner).__name__
-            raise EnvironmentFailure(f"reward of {kind} is {shorten(found)}", expected=A_REWARD)
+        """Return the reward added since the last call; 0 if ``get_reward`` returns the reward at the end."""
+        found = None if hasattr(self._inner, "get_reward") else getattr(self._inner, "reward", None)
+        total = 0.0 if found is None else self._checked("reward", found)
         gain, self._paid = total - self._paid, total
         return gain
+
+    def _checked(self, what: str, found: object) -> float:
+        number = bounded_reward(found)
+        if number is None:
+            raise EnvironmentFailure(f"{what} of {type(self._inner).__name__} is {shorten(found)}", expected=A_REWARD)
+        return number
+
+
+async def _wait_for(result: Awaitable[Any]) -> Any:
+    return await result

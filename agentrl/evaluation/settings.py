@@ -77,7 +77,7 @@ def evaluation_config(
     if model is None and base is not None and (named := load_config(base, overrides).model.path) != SCRATCH:
         model = named
     words = [
-        *_environment_words(env, start, prompts),
+        *_environment_words(env, start, prompts, has_file=any(map(_names_task_file, overrides))),
         *(_engine_words(model, engine, url) if policy is PolicyKind.ENGINE else []),
         *([] if temperature is None else [f"sampling.temperature={temperature}"]),
         *([] if concurrency is None else [f"rollout.max_concurrent={concurrency}"]),
@@ -110,21 +110,35 @@ def _refuse_unused(policy: PolicyKind, **options: object) -> None:
         )
 
 
-def _environment_words(env: str | None, run: Config | None, prompts: str | None) -> list[str]:
-    """Return overrides with the environment, and the evaluation settings of a run."""
+def _names_task_file(override: str) -> bool:
+    key, _, value = override.partition("=")
+    return key == "environment.tasks" and value not in ("", "null")
+
+
+def _environment_words(env: str | None, run: Config | None, prompts: str | None, *, has_file: bool) -> list[str]:
+    """Return overrides with the environment, and the evaluation settings of a run.
+
+    Args:
+        env: Environment, with a split or without.
+        run: Config of a run.
+        prompts: File of prompts in place of an environment.
+        has_file: Another override names a file of tasks, which takes the place of the default split.
+    """
     if run is None and prompts is not None:
         return prompts_words(prompts, HELD_OUT)
     if run is None:
-        return [] if env is None else [text_override("environment", _with_split(env))]
+        return [] if env is None else [text_override("environment", env if has_file else _with_split(env))]
     words = [f"sampling={run.evaluation_sampling.model_dump_json()}"]
     if prompts is not None:
         return [prompts_environment(prompts, HELD_OUT), *words]
     part = _part(env, run)
     if part is not None and part.label:
-        return [*_part_words(part), *_split_words(part, env), *words]
-    if part is not None:
+        return [*_part_words(part), *([] if has_file else _split_words(part, env)), *words]
+    if has_file:
+        words = ["environment.split=train", *words]
+    elif part is not None:
         words = [*_split_words(part, None), *words]
-    return words if env is None else [*words, text_override("environment", _with_split(env))]
+    return words if env is None else [*words, text_override("environment", env if has_file else _with_split(env))]
 
 
 def _plays_own_tasks(env: str | None, run: Config, prompts: str | None) -> bool:

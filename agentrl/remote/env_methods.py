@@ -118,6 +118,14 @@ class StepReply:
     state_key: str | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinalReward:
+    """Reward for the state that an unfinished episode leaves."""
+
+    reward: float
+    info: Mapping[str, Any]
+
+
 def restore_generator(state: Sequence[Any]) -> random.Random:
     """Make a random generator from its state in JSON types.
 
@@ -241,6 +249,14 @@ def _write_message(message: Message | None) -> dict[str, Any]:
     return {"message": write_message(message)}
 
 
+def _write_final_reward(found: FinalReward | None) -> dict[str, Any]:
+    return {"reward": None} if found is None else {"reward": found.reward, "info": dict(found.info)}
+
+
+def _read_final_reward(answer: Mapping[str, Any]) -> FinalReward | None:
+    return None if answer["reward"] is None else FinalReward(reward=answer["reward"], info=answer["info"])
+
+
 _VALUE = _field_form("value")
 _STATE_KEY = _field_form("state_key")
 
@@ -293,6 +309,10 @@ CALL_TOOL: EnvMethod[[str, Mapping[str, Any]], ToolResult] = EnvMethod(
 """Called only on worker processes and servers; otherwise the run holds the tools itself."""
 STATE_KEY: EnvMethod[[], str | None] = EnvMethod(name="state_key", part="state_key", result=_STATE_KEY)
 ADMISSIBLE_ACTIONS: EnvMethod[[], list[str] | None] = EnvMethod(name="admissible_actions", part="admissible_actions")
+FINAL_REWARD: EnvMethod[[], FinalReward | None] = EnvMethod(
+    name="final_reward", part="final_reward", result=ResultForm(_write_final_reward, _read_final_reward)
+)
+"""Judges the state that an unfinished episode leaves; ``None`` if the environment does not."""
 SNAPSHOT: EnvMethod[[], Any] = EnvMethod(name="snapshot", part="snapshot")
 RESTORE: EnvMethod[[Any], str | None] = EnvMethod(
     name="restore", part="restore", arguments=(Argument("data", _plain, is_large=True),), result=_STATE_KEY

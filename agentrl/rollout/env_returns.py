@@ -9,7 +9,7 @@ from typing import Any, cast
 from agentrl.env import AnyEnv, Expert, StepResult
 from agentrl.errors import A_REWARD, WrongReturnValue, bounded_reward, is_bool, is_number, raised_at, shorten
 from agentrl.message import Content, ImagePart, Message, TextPart, encodable
-from agentrl.remote.env_methods import OPTIONAL_PARTS
+from agentrl.remote.env_methods import OPTIONAL_PARTS, FinalReward
 from agentrl.tool import Tool
 
 MAX_OBSERVATION_CHARS = 10_000_000
@@ -46,6 +46,18 @@ def check_step(returned: object) -> StepResult:
         truncated=bool(result.truncated),
         info=info,
     )
+
+
+def check_final_reward(returned: object) -> FinalReward:
+    """Check what `final_reward` returned: a number, or a number and an info; raise `WrongReturn` if it is invalid."""
+    if isinstance(returned, FinalReward):  # of a remote environment
+        returned = returned.reward, returned.info
+    reward, info = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, {})
+    if not isinstance(info, Mapping):
+        raise _wrong("info of final_reward", info, "a dictionary")
+    if bounded_reward(reward) is None:
+        raise _wrong("final_reward", returned, f"{A_REWARD}, or such a number and an info")
+    return FinalReward(reward=_checked_reward(reward), info=_checked_facts(info))
 
 
 def check_environment(env: Any) -> AnyEnv:

@@ -34,13 +34,14 @@ from agentrl.errors import (
 from agentrl.errors.deadlines import async_boundary
 from agentrl.errors.foreign import await_or_abandon, cause_of, end_forked_copy
 from agentrl.message import Content, Message
-from agentrl.remote.env_methods import OPTIONAL_PARTS, ResetResult, StepReply, restore_generator
+from agentrl.remote.env_methods import OPTIONAL_PARTS, FinalReward, ResetResult, StepReply, restore_generator
 from agentrl.rollout.env_returns import (
     check_action_hint,
     check_actions,
     check_environment,
     check_expert,
     check_expert_action,
+    check_final_reward,
     check_method,
     check_reset,
     check_step,
@@ -119,6 +120,12 @@ class EnvAdapter:
             raise explain_unpacking(error) from error
         result = check_step(returned)
         return StepReply(result=result, state_key=await self.state_key())
+
+    async def final_reward(self) -> FinalReward | None:
+        """Judge the state that an unfinished episode leaves; ``None`` if the environment does not."""
+        method = self._method("final_reward")
+        found = None if method is None else await maybe_await(method())
+        return None if found is None else check_final_reward(found)
 
     async def admissible_actions(self) -> list[str] | None:
         """List the actions that the environment accepts now; ``None`` if it cannot list them."""

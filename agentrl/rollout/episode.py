@@ -35,7 +35,15 @@ from agentrl.errors import (
 from agentrl.errors.deadlines import async_boundary
 from agentrl.errors.foreign import await_or_abandon
 from agentrl.message import Content, ContentPart, Message, TextPart, ToolCall, encodable, system, text_of, tool_result
-from agentrl.remote.env_methods import ADMISSIBLE_ACTIONS, RESTORE, SNAPSHOT, STATE_KEY, STEP, StepReply
+from agentrl.remote.env_methods import (
+    ADMISSIBLE_ACTIONS,
+    FINAL_REWARD,
+    RESTORE,
+    SNAPSHOT,
+    STATE_KEY,
+    STEP,
+    StepReply,
+)
 from agentrl.rollout.env_pool import EnvHandle
 from agentrl.rollout.policies import EpisodePolicy
 from agentrl.rollout.tools import CallTool, EpisodeTools, ToolCallResult, batches, gather_in_order
@@ -85,6 +93,8 @@ class RuntimeEpisode(Episode):
         self.tool_reward = 0.0
         """Sum of the rewards of configured tools, without those of the environment's own tools."""
         self._ended_by_tool: Outcome | None = None
+        self._ended_by_own_tool = False
+        """True if a tool of the environment ended the episode."""
         self._has_state_keys = False
         self._policy = policy
         self._history = task.messages[:-1] if task.messages and loop.opens_with_task else None
@@ -176,6 +186,18 @@ class RuntimeEpisode(Episode):
             self.turns.add_metric("invalid_actions", 1)
         return result
 
+    async def add_final_reward(self) -> None:
+        """Add the environment's reward for an episode that something else has ended, if the environment gives one."""
+        turn = self.turns.latest or self.turns.acting
+        if turn is None or self.is_over or self._ended_by_tool is not None or self._ended_by_own_tool:
+            return
+        began = self.turns.waits.clock()
+        found = await self.environment.call(FINAL_REWARD)
+        turn.timings.env += self.turns.waits.clock() - began
+        if found is not None:
+            turn.reward += found.reward
+            self._add_info(found.info)
+
     async def try_action(self, action: str) -> StepResult:
         """Take an action, and restore the environment's state."""
         async with self._stepping:
@@ -196,13 +218,16 @@ class RuntimeEpisode(Episode):
         result = stepped.result
         turn.timings.env += self.turns.waits.clock() - began
         turn.reward += result.reward
-        for name, value in result.info.get("reward_components", {}).items():
-            self._add_component(name, float(value))
+        self._add_info(result.info)
         self.turns.state_key = stepped.state_key
-        self.info.update(result.info)
         self.player = result.info.get("player")
         self.observation = result.observation
         return result
+
+    def _add_info(self, info: Mapping[str, Any]) -> None:
+        for name, value in info.get("reward_components", {}).items():
+            self._add_component(name, float(value))
+        self.info.update(info)
 
     async def call_tool(self, call: ToolCall) -> Message:
         """Call a tool; errors that the policy can fix are returned as text."""
@@ -261,10 +286,10 @@ class RuntimeEpisode(Episode):
             raise EpisodeEnd(self._ended_by_tool)
         if result.success is not None:
             self._decide_success(call.name, result.success)
-        if called.tool is not None and not called.failed and (called.tool.stop or result.stop):
-            raise EpisodeEnd(Outcome.STOPPED_BY_TOOL)
-        if result.truncated:
-            raise EpisodeEnd(Outcome.TRUNCATED_TURNS)
+        ends = called.tool is not None and not called.failed and (called.tool.stop or result.stop)
+        if ends or result.truncated:
+            self._ended_by_own_tool = call.name not in self._configured
+            raise EpisodeEnd(Outcome.STOPPED_BY_TOOL if ends else Outcome.TRUNCATED_TURNS)
         self.turns.state_key = None  # a configured tool may lead to any state
         if call.name in self.tools and call.name not in self._configured:
             self.observation = result.content

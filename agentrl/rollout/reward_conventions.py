@@ -35,7 +35,9 @@ from agentrl.trajectory import Trajectory
 Library = Literal["agentrl", "trl", "verl", "verl_batch", "verifiers"]
 
 MARKERS: Mapping[Library, frozenset[str]] = {
-    "trl": frozenset({"completions", "prompts", "completion_ids", "trainer_state", "log_metric", "log_extra"}),
+    "trl": frozenset(
+        {"completions", "prompts", "completion_ids", "environments", "trainer_state", "log_metric", "log_extra"}
+    ),
     "verl_batch": frozenset({"solution_strs", "data_sources", "extra_infos"}),
     "verl": frozenset({"solution_str", "data_source", "extra_info"}),
     "verifiers": frozenset({"completion", "prompt", "answer", "state", "info", "parser"}),
@@ -342,14 +344,15 @@ VERIFIERS = Convention(
     read=lambda returned: returned,
     always=frozenset({"prompt", "completion", "state", "info", "task", "parser"}),
 )
+TRL = Convention(
+    arguments=_trl_arguments,
+    read=_only,
+    always=frozenset({"prompts", "completions", "completion_ids", "trainer_state", "log_metric", "log_extra"}),
+    may_abstain=True,
+)
 CONVENTIONS: Mapping[Library, Convention] = {
     "agentrl": NATIVE,
-    "trl": Convention(
-        arguments=_trl_arguments,
-        read=_only,
-        always=frozenset({"prompts", "completions", "completion_ids", "trainer_state", "log_metric", "log_extra"}),
-        may_abstain=True,
-    ),
+    "trl": TRL,
     "verl": Convention(
         arguments=_verl_arguments, read=_score, always=frozenset({"data_source", "solution_str", "extra_info"})
     ),

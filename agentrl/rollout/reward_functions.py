@@ -37,6 +37,7 @@ from agentrl.rollout.reward_conventions import (
     CONVENTIONS,
     EXPECTED,
     NATIVE,
+    TRL,
     VERIFIERS,
     Convention,
     is_reversed,
@@ -133,6 +134,14 @@ class FunctionReward(Scorer):
     def _check_arguments(self) -> None:
         """Check that a function takes its convention's arguments and its options; convert those of shipped ones."""
         parameters = self._signature.parameters
+        if self._convention is TRL and "environments" in self.required_columns:
+            raise ConfigError(
+                f"{self._where} needs TRL's environments",
+                got=f"{getattr(self._function, '__name__', 'it')}{self._signature}",
+                expected="completions, prompts, completion_ids or columns: the objects may be in other processes here",
+                hint="let the environment give the reward, by its method get_reward() or its attribute reward, and "
+                "remove the function from agent.reward",
+            )
         if self._convention is NATIVE and not _takes_any_name(self._signature):
             named = [name for name, parameter in list(parameters.items())[2:] if parameter.kind in _BY_NAME]
             for name in self._options:

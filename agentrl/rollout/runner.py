@@ -307,6 +307,8 @@ class EpisodeRunner:
             )
             try:
                 outcome = await self._run_loop(episode)
+                if outcome.is_trainable:
+                    await episode.add_final_reward()
             finally:
                 try:
                     turns.close()

@@ -144,6 +144,15 @@ class ShellEnv(AsyncEnv):
             return await self._end(observation, is_submitted=command == SUBMIT, valid=valid)
         return observation, 0.0, False, False, {**self._info(), "valid": valid}
 
+    async def final_reward(self) -> tuple[float, dict[str, Any]]:
+        """Judge work that was neither submitted nor ended by `max_steps`.
+
+        Raises:
+            SandboxError: a sandbox failed.
+        """
+        _, reward, _, _, info = await self._end("", is_submitted=False, valid=True)
+        return reward, info
+
     async def _run(self, command: str) -> str:
         seconds = self.command_seconds
         result = await run_command(await self._acting.get(), in_bash(command), seconds=seconds, cwd=self.working_folder)

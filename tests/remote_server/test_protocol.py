@@ -67,7 +67,7 @@ def test_a_transcript_as_the_documentation_shows_it(client: Client) -> None:
     assert told == {"protocol": "agentrl-environment", "versions": [1], "status": "ok"}
     info = ask(client.url, "GET", "/v1/info").body
     assert (info["version"], info["spec"]["name"], info["spec"]["reward_range"]) == (1, "stairs", [None, 1.0])
-    assert info["parts"] == ["action_space", "expert", "restore", "snapshot", "state_key", "tools"]
+    assert info["parts"] == ["action_space", "expert", "final_reward", "restore", "snapshot", "state_key", "tools"]
     page = ask(client.url, "GET", "/v1/tasks/train?start=248&count=100").body
     assert page["total"] == 250
     assert [task["id"] for task in page["tasks"]] == ["train-248", "train-249"]

@@ -16,6 +16,7 @@ from agentrl.remote.env_methods import (
     ADMISSIBLE_ACTIONS,
     EXPERT,
     EXPERT_ACTION,
+    FINAL_REWARD,
     PARTS,
     RANDOM_ACTION,
     STATE_KEY,
@@ -107,6 +108,7 @@ async def wandered(environment: EnvHandle, task: Task, told: list[Any]) -> None:
         told += [action, stepped]
         if stepped.result.done:
             break
+    told.append(await environment.call(FINAL_REWARD))
 
 
 @pytest.mark.parametrize(("name", "options"), SHIPPED)

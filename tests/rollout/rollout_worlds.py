@@ -202,3 +202,29 @@ class Remote(agentrl.AsyncEnv):
 
     async def close(self):
         self.closed = True
+
+
+class Judged(Corridor):
+    """Pays for the place where an unfinished episode ends, once."""
+
+    judgement = None
+    """What `final_reward` returns instead of the place."""
+
+    def __init__(self, judgement=None, **options):
+        super().__init__(**options)
+        self.judgement = judgement
+        self.tools = [agentrl.tool(self.leave)]
+
+    def reset(self, **given):
+        self.judged = 0
+        return super().reset(**given)
+
+    def leave(self) -> agentrl.ToolResult:
+        """Leave the corridor."""
+        return agentrl.ToolResult("You left.", reward=0.25, stop=True)
+
+    def final_reward(self):
+        self.judged += 1
+        if self.judgement is not None:
+            return self.judgement
+        return self.judged * self.place / 10, {"success": self.place == 2, "reward_components": {"place": self.place}}

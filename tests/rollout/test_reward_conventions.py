@@ -69,6 +69,21 @@ def by_source(data_source, ground_truth, **kwargs):
     return float(data_source == "openai/gsm8k" and kwargs["solution_str"].endswith(ground_truth))
 
 
+def by_environments(environments, **kwargs):
+    return [env.reward for env in environments]
+
+
+def by_completions_and_environments(completions, environments):
+    return [env.reward for env in environments]
+
+
+@pytest.mark.parametrize("function", [by_environments, by_completions_and_environments])
+def test_a_function_of_trls_environments_is_told_where_its_work_belongs(named, function):
+    named(theirs=function)
+    with pytest.raises(ConfigError, match=r"needs TRL's environments.*Let the environment give the reward.*get_reward"):
+        find_reward(AgentConfig(reward="theirs"), ThreadWorker())
+
+
 @pytest.mark.parametrize("function", [of_trl, of_verl, of_verifiers], ids=lambda function: function.__name__)
 @pytest.mark.parametrize(("text", "reward"), [("It is 42.", 1.0), ("It is 41.", 0.0)])
 async def test_functions_for_other_libraries_run_unchanged(named, function, text, reward):

@@ -11,6 +11,7 @@ import pytest
 from agentrl.env import Isolation
 from agentrl.env.lookup import is_trl_environment, resolve_environment, spec_of, tool_methods
 from agentrl.errors import EnvironmentFailure, Outcome, ToolError, UsageError
+from agentrl.rollout.budget import EpisodeLimits
 
 
 class EchoToolEnv:
@@ -78,6 +79,36 @@ class WordleEnv:
         WordleEnv.closed += 1
 
 
+class OwnReward:
+    """Judges the number at the end; the attribute is the author's own."""
+
+    def __init__(self):
+        self.judged = 0
+
+    def reset(self, **kwargs):
+        self.reward, self.number = 5.0, 0
+        return "Count to 3."
+
+    def add(self, amount: int) -> str:
+        """
+        Add.
+
+        Args:
+            amount: The amount.
+        """
+        self.number += amount
+        return str(self.number)
+
+    def get_reward(self) -> float:
+        self.judged += 1
+        return self.judged * float(self.number == 3)
+
+
+class LaterReward(OwnReward):
+    async def get_reward(self) -> float:
+        return super().get_reward()
+
+
 class OldGym:
     def reset(self):
         return "x"
@@ -140,6 +171,19 @@ async def test_a_reward_that_is_not_a_number_fails_the_episode(run):
     env._inner.reward = "nothing"
     with pytest.raises(EnvironmentFailure, match="reward of WordleEnv is 'nothing', expected a finite number"):
         env.step("I stop.")
+
+
+@pytest.mark.parametrize("kind", [OwnReward, LaterReward])
+@pytest.mark.parametrize("answers", [("Done.",), ()], ids=["the policy ends it", "a limit ends it"])
+async def test_get_reward_is_called_once_at_the_end_and_is_not_a_tool(make_runner, play, kind, answers):
+    assert tool_methods(kind) == ["add"]
+    spec = spec_of(kind)
+    calls = [call("add", amount=1), call("add", amount=2)]
+    limits = EpisodeLimits(max_turns=2 + len(answers))
+    runner = make_runner(spec.make, *calls, *answers, loop="tool_calling", isolation=spec.isolation, limits=limits)
+    trajectory = await play(runner)
+    assert trajectory.outcome is (Outcome.FINISHED if answers else Outcome.TRUNCATED_TURNS)
+    assert [turn.reward for turn in trajectory.turns][-1] == trajectory.reward == 1.0
 
 
 def test_reset_gets_the_options_of_the_task_and_its_text_is_the_observation():

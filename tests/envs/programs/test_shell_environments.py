@@ -57,6 +57,20 @@ def task_options(split: str, number: int) -> dict[str, Any]:
     return {"options": {"task_id": f"{split}-{number}"}}
 
 
+async def test_work_that_is_not_submitted_can_be_judged() -> None:
+    world = Terminal()
+    errand = errand_of("train-0")
+    await world.reset(**task_options("train", 0))
+    try:
+        for command in errand.commands:
+            await world.step(bash(command))
+        reward, info = await world.final_reward()
+    finally:
+        await world.close()
+    assert (reward, info["success"]) == (1.0, True)
+    assert info["reward_components"]["checks"] == 1.0
+
+
 # repo_fix
 
 
