@@ -257,6 +257,40 @@ def test_images_are_kept_for_policies_that_read_them(value: object, content: Con
         assert (one.content, one.text) == (content, text)
 
 
+URL = "data:image/jpeg;base64,eA=="
+
+
+@pytest.mark.parametrize("image", [Image.new("RGB", (6, 4)), MAP, URL], ids=["pillow", "part", "url"])
+def test_content_blocks_are_texts_and_images(image: object) -> None:
+    blocks = [{"type": "text", "text": "North:"}, {"type": "image", "image": image}, {"type": "text", "text": "End."}]
+    north, shown, end = agentrl.ToolResult(blocks).normalize("camera").content
+    assert (north, end) == (TextPart(text="North:"), TextPart(text="End."))
+    assert isinstance(shown, ImagePart)
+
+
+def test_other_forms_of_content_blocks() -> None:
+    assert agentrl.ToolResult([{"type": "image_url", "image_url": {"url": URL}}]).content == (
+        ImagePart(data=b"x", media_type="image/jpeg"),
+    )
+    texts = [{"type": "text", "text": "One."}, {"type": "text", "text": "Two."}]
+    assert agentrl.ToolResult(texts).content == agentrl.ToolResult(texts).normalize("t").text == "One.\nTwo."
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        [{"type": "text", "text": "x", "page": 1}],  # data of the tool's own
+        [{"type": "text", "text": 3}],
+        [{"type": "image", "image": "https://example.com/map.png"}],  # is not fetched
+        [{"type": "image", "image": "data:image/png;base64,%%%"}],
+        [{"type": "text", "text": "x"}, "y"],
+        [],
+    ],
+)
+def test_other_lists_are_json(value: list[Any]) -> None:
+    assert agentrl.ToolResult(value).content == json.dumps(value)
+
+
 def test_an_image_of_pillow_becomes_png() -> None:
     for mode in ("L", "RGBA", "CMYK", "F"):
         (part,) = agentrl.ToolResult(Image.new(mode, (6, 4))).normalize("camera").content

@@ -46,6 +46,7 @@ from agentrl.registry import Kind
 from agentrl.remote.client import remote_spec
 from agentrl.task import SeedTasks, seed_tasks
 from agentrl.tool import Tool, ToolResult
+from agentrl.tool.results import as_content
 
 GYMNASIUM_ID = re.compile(r"(?:(?P<namespace>[\w-]+)/)?(?P<name>[\w.-]+)-v(?P<version>\d+)")
 
@@ -406,6 +407,8 @@ class TRLEnvironment(gymnasium.Env[str, str]):
         super().reset(seed=seed)
         self._paid = 0.0
         observation = self._inner.reset(**(options or {}))
+        if isinstance(observation, list):  # content blocks
+            observation = as_content(observation)
         return "" if observation is None else observation, {}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:

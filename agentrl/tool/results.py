@@ -11,6 +11,7 @@ never raise an exception. `as_content` keeps images, for vision policies.
 from __future__ import annotations
 
 import asyncio
+import base64
 import concurrent.futures
 import dataclasses
 import datetime
@@ -124,12 +125,41 @@ def as_text(value: Any) -> str:
 def as_content(value: Any) -> Content:
     """Return an image, or a list or tuple of images and texts, as parts of a message; any other value as text.
 
-    Images are `ImagePart` or Pillow's, which become PNG. Adjacent texts become lines.
+    Images are `ImagePart` or Pillow's, which become PNG. Texts and images may be content blocks, as chat templates, TRL
+    and OpenAI's clients write them: ``{"type": "text", "text": …}``, ``{"type": "image", "image": …}`` with an image or
+    a ``data:`` URL, ``{"type": "image_url", "image_url": {"url": …}}``. Adjacent texts become lines.
     """
     values = value if isinstance(value, list | tuple) else [value]
+    if values and all(isinstance(one, Mapping) and "type" in one for one in values):
+        values = [_block_content(block) for block in values]
+        if all(isinstance(one, str) for one in values):
+            return as_text("\n".join(values))
     if not any(map(_is_image, values)) or not all(_is_image(v) or isinstance(v, str | TextPart) for v in values):
         return as_text(value)
     return tuple(part for is_image, found in groupby(values, _is_image) for part in _parts(is_image, found))
+
+
+def _block_content(block: Mapping[str, Any]) -> Any:
+    """Return the text or the image of a content block; any other mapping unchanged."""
+    match block:
+        case {"type": "text", "text": str(text), **others} if not others:
+            return text
+        case {"type": "image", "image": image} | {"type": "image_url", "image_url": {"url": image}}:
+            found = image_of_url(image) if isinstance(image, str) else image
+            return found if _is_image(found) else block
+    return block
+
+
+def image_of_url(url: str) -> ImagePart | None:
+    """Decode a ``data:`` URL of an image in base64; ``None`` for any other text."""
+    head, comma, data = url.partition(",")
+    media_type, is_base64, rest = head.removeprefix("data:").partition(";base64")
+    if not (comma and is_base64) or rest or not head.startswith("data:image/"):
+        return None
+    try:
+        return ImagePart(data=base64.b64decode(data, validate=True), media_type=media_type, alternative=media_type)
+    except ValueError:
+        return None
 
 
 def content_text(content: Content) -> str:

@@ -11,6 +11,7 @@ import pytest
 from agentrl.env import Isolation
 from agentrl.env.lookup import is_trl_environment, resolve_environment, spec_of, tool_methods
 from agentrl.errors import EnvironmentFailure, Outcome, ToolError, UsageError
+from agentrl.message import ImagePart, TextPart
 from agentrl.rollout.budget import EpisodeLimits
 
 
@@ -191,6 +192,15 @@ def test_reset_gets_the_options_of_the_task_and_its_text_is_the_observation():
     assert env.reset(seed=1, options={"level": 3}) == ("", {})
     assert env._inner.given == {"level": 3}
     assert spec_of(WordleEnv).make(word="stone").reset(seed=1) == ("Guess a word of five letters.", {})
+
+
+def test_reset_may_return_content_blocks():
+    class Pictured(EchoToolEnv):
+        def reset(self, **kwargs):
+            return [{"type": "text", "text": "See:"}, {"type": "image", "image": "data:image/png;base64,eA=="}]
+
+    observation, _ = spec_of(Pictured).make().reset(seed=1)
+    assert observation == (TextPart(text="See:"), ImagePart(data=b"x"))
 
 
 def test_public_methods_are_tools_in_their_order_and_close_is_called():
