@@ -180,8 +180,12 @@ def _follow(
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, 9)
             process.wait()
-    if ended and not rows:
-        raise AgentRLError("a run of the comparison has failed", hint=f"read {folder}.log")
+    if ended and (process.returncode or not rows) and not reached:
+        raise AgentRLError(
+            "a run of the comparison has failed",
+            got=f"exit code {process.returncode} after {len(rows)} steps",
+            hint=f"read {folder}.log",
+        )
     return Learned(
         reached=reached,
         seconds=seconds,

@@ -70,11 +70,22 @@ HOUSEHOLD = Learning(
 """The quick start's task by calls of a tool, as TRL's environments have no other actions; GRPO, at most 20 turns."""
 ARITHMETIC = Learning(
     recipe="qwen/math_problems",
-    overrides=("agent.options={}", "model.lora=null", "algorithm.aggregation=token-mean", "trainer.learning_rate=1e-5"),
+    overrides=(
+        "agent.options={}",
+        "agent.few_shot_turns=2",
+        "agent.max_answer_tokens=48",
+        "model.lora=null",
+        "algorithm.aggregation=token-mean",
+        "trainer.learning_rate=2e-6",
+    ),
     actions=("a", "b"),
     calculator=True,
 )
-"""Arithmetic with a calculator, for Qwen2.5-Coder-0.5B-Instruct; all weights are trained."""
+"""Arithmetic with a calculator, for Qwen2.5-Coder-0.5B-Instruct; all weights are trained.
+
+The prompts show two turns of the expert. Without them, the model writes its calls in another form, and never succeeds;
+`qwen/math_problems` begins its answers with a call instead, which TRL cannot.
+"""
 
 
 def write_settings(

@@ -92,6 +92,16 @@ def test_a_side_that_did_less_is_refused(compare: ModuleType) -> None:
         comparison._check(Recorded, figures, {"turns": 5, "last": 2}, 2)
 
 
+def test_a_run_that_is_killed_is_not_a_result(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    runs = importlib.import_module("peers.e2e_runs")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").write_text('{"success/mean": 0.5, "tokens/sampled": 10}\n')
+    words = [sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"]
+    with pytest.raises(AgentRLError, match="has failed: got exit code -9 after 1 steps"):
+        runs._follow(words, tmp_path / "run", 0.85, 60.0, None)
+
+
 class Playing:
     """A side that plays at once, or does not finish."""
 
