@@ -297,7 +297,7 @@ class EpisodeRunner:
             tools = EpisodeTools(configured, turns, self.tool_limits, make_sandbox=self.make_sandbox)
             make_episode = RuntimeEpisode if self.roles is None else await self.roles.prepare_episode()
             episode = make_episode(
-                task=task,
+                task=task.copy(),  # the loop may change it
                 spec=self.spec,
                 environment=environment,
                 policy=policy,
