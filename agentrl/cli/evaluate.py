@@ -43,6 +43,7 @@ from agentrl.observe.console import note, out, shown_path
 from agentrl.observe.files import check_writable, replace_file
 from agentrl.observe.run_folder import find_run
 from agentrl.observe.terminal import EpisodeCounter, counting
+from agentrl.rollout.task_source import limited_by_tasks
 from agentrl.rollout.waits import RolloutCounters
 from agentrl.runs.stop import run_until_stopped
 
@@ -131,7 +132,7 @@ def evaluate(
         )
         request = make_request(config, policy=policy, model=model, tasks=tasks, samples=samples, seed=seed, fresh=fresh)
         if policy is PolicyKind.ENGINE:
-            note(evaluation_size(config, request.n_tasks, request.samples))
+            note(evaluation_size(limited_by_tasks(config), request.n_tasks, request.samples))
         note(describe_request(request))
         _finish(play_request(request), json_file, with_report=report)
 
