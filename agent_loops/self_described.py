@@ -28,6 +28,7 @@ class SelfDescribed(AgentLoop):
     """
 
     follow_ups = ()
+    plays_one_step = True
 
     async def run(self, episode: Episode) -> None:
         """Play one episode."""

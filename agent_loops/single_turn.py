@@ -20,6 +20,7 @@ class SingleTurn(AgentLoop):
     """
 
     follow_ups = ()
+    plays_one_step = True
 
     def __init__(self, *, tag: str | None = None) -> None:
         self.tag = tag

@@ -381,6 +381,9 @@ class AgentLoop(ABC):
     turns_are_steps: ClassVar[bool] = True
     """True if there is at most one turn per step, so that the environment's step limit bounds the turns, too."""
 
+    plays_one_step: ClassVar[bool] = False
+    """True if every episode ends after one answer to the environment, whatever ``agent.max_turns`` allows."""
+
     is_deterministic: ClassVar[bool] = True
     """True if the loop makes the same requests and takes the same actions whenever it reads the same answers and
     observations. After a kill of the run, an episode of another loop starts again."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import hashlib
 import json
@@ -10,11 +11,12 @@ import random
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from agentrl.errors import EnvironmentFailure, UsageError
-from agentrl.message import Message
+from agentrl.message import Message, ToolCall
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
@@ -42,6 +44,64 @@ class Task:
     """Kind of task, for tables per type."""
     max_turns: int | None = None
     """Maximum number of turns, if lower than the agent's."""
+
+    def copy(self) -> Task:
+        """Return a copy with containers of its own, for code that may change them; see `copy_containers`."""
+        messages = self.messages
+        if any(message.tool_calls for message in messages):
+            messages = tuple(replace(one, tool_calls=tuple(map(_copy_call, one.tool_calls))) for one in messages)
+        options, ground_truth, columns = copy_containers((self.options, self.ground_truth, self.columns))
+        return replace(self, messages=messages, options=options, ground_truth=ground_truth, columns=columns)
+
+
+def _copy_call(call: ToolCall) -> ToolCall:
+    return replace(call, arguments=copy_containers(call.arguments))
+
+
+_ATOMS = frozenset({str, int, float, bool, type(None), bytes})
+"""Frequent types whose values cannot change."""
+_CONTAINERS = (dict, list, set)
+
+
+def copy_containers(value: _T) -> _T:
+    """Copy the dictionaries, lists and sets in a value at any depth; other objects, such as arrays, are shared.
+
+    A container that occurs twice is copied once, so the copy of a circular value is circular.
+
+    >>> given = {"words": ["a", "b"]}
+    >>> copy_containers(given)["words"].append("c")
+    >>> given
+    {'words': ['a', 'b']}
+    """
+    copies: dict[int, Any] = {}
+    unfinished: list[Any] = []
+
+    def start(item: Any) -> Any:
+        """Copy a container, whose items are copied later; return any other object itself."""
+        if isinstance(item, _CONTAINERS):
+            if id(item) not in copies:
+                copies[id(item)] = own = copy.copy(item)
+                if item and not isinstance(item, set):  # the items of a set cannot change
+                    unfinished.append(own)
+            return copies[id(item)]
+        if isinstance(item, MappingProxyType):
+            if id(item) not in copies:
+                unfinished.append(own := dict(item))
+                copies[id(item)] = MappingProxyType(own)
+            return copies[id(item)]
+        if isinstance(item, tuple):
+            items = [one if type(one) in _ATOMS else start(one) for one in item]
+            if any(own is not one for own, one in zip(items, item, strict=True)):
+                return item._make(items) if hasattr(item, "_make") else tuple(items)
+        return item
+
+    result = start(value)
+    while unfinished:
+        own = unfinished.pop()
+        for key, item in own.items() if isinstance(own, dict) else enumerate(own):
+            if type(item) not in _ATOMS:
+                own[key] = start(item)
+    return result  # type: ignore[no-any-return]
 
 
 @runtime_checkable

@@ -2,7 +2,6 @@
 
 import shutil
 import signal
-import time
 
 import pytest
 import torch
@@ -10,6 +9,7 @@ from safetensors.torch import load_file
 from support.fixtures import WORLDS
 from support.forks import RESUME
 from support.token_tables import check_token_tables
+from support.waiting import wait_until
 
 from agentrl.builders.checks import check_training
 from agentrl.config import load_config
@@ -73,8 +73,8 @@ def test_a_killed_process_resumes_bit_for_bit(tiny_run, start_python):
     expected, killed = tiny_run(*ADAPTERS, name="expected"), tiny_run(*ADAPTERS, name="killed")
     train(expected)
     program = start_python("-c", RESUME, str(killed.folder.path), folder=WORLDS)
-    while not Checkpoints(killed.folder.checkpoints, keep=9).newest() and program.poll() is None:
-        time.sleep(0.01)
+    checkpoints = Checkpoints(killed.folder.checkpoints, keep=9)
+    wait_until(lambda: checkpoints.newest() or program.poll() is not None, "a checkpoint")
     assert program.kill() == -signal.SIGKILL
     train(resume_run(killed.folder.path))
     assert numbers(killed) == numbers(expected)

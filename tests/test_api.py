@@ -8,6 +8,7 @@ import threading
 
 import gymnasium
 import pytest
+from support.waiting import join
 
 import agentrl
 from agentrl import registry
@@ -278,7 +279,7 @@ def test_another_thread_evaluates():
         target=lambda: found.append(agentrl.evaluate("guess_number", policy="expert", tasks=2, progress=False))
     )
     thread.start()
-    thread.join()
+    join(thread)
     assert found[0].failures == 0
 
 

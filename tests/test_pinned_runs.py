@@ -5,6 +5,7 @@ import threading
 
 import pytest
 import torch
+from support.waiting import join
 
 from agentrl.algorithms.policy_losses import ppo
 from agentrl.algorithms.traits import advantage_weighted
@@ -21,7 +22,7 @@ def in_new_thread(work):
     found = []
     thread = threading.Thread(target=lambda: found.append(work()))
     thread.start()
-    thread.join()
+    join(thread)
     return found[0]
 
 

@@ -4,7 +4,6 @@ import json
 import random
 import shutil
 import signal
-import time
 from collections import Counter
 
 import numpy as np
@@ -12,6 +11,7 @@ import pytest
 from support.fixtures import WORLDS, tiny_runs
 from support.forks import RESUME
 from support.runs import Snapshots, numbers
+from support.waiting import wait_until
 
 from agentrl.observe.checkpoints import Checkpoints
 from agentrl.observe.progress import RunWatcher
@@ -74,8 +74,7 @@ def test_a_killed_process_resumes_bit_for_bit(tiny_run, expected, start_python):
     killed = tiny_run(*SETTINGS, name="killed")
     moment = 0.4 * _size(expected.folder.path)
     program = _start(start_python, killed)
-    while _size(killed.folder.path) < moment and program.poll() is None:
-        time.sleep(0.01)
+    wait_until(lambda: _size(killed.folder.path) >= moment or program.poll() is not None, "the moment of the kill")
     assert program.kill() == -signal.SIGKILL
     assert len(numbers(killed.folder.path)) < 5
     assert not killed.folder.inflight.exists(), "a synchronous run keeps no journals"
@@ -88,13 +87,15 @@ def test_a_killed_process_resumes_bit_for_bit(tiny_run, expected, start_python):
 def test_finished_episodes_of_a_killed_asynchronous_run_are_trained_on(tiny_run, start_python):
     run = tiny_run("trainer.steps=60", "rollout.max_staleness=3", "checkpoint.every=3")
     program = _start(start_python, run)
-    found = {}
-    while not found:
-        time.sleep(0.05)
+
+    def recoverable():
         assert program.poll() is None
         program.stop()  # nothing ends between the look at the files and the kill
         found = _recoverable(run)
         program.send_signal(signal.SIGKILL if found else signal.SIGCONT)
+        return found
+
+    found = wait_until(recoverable, "finished episodes that are not trained on", pause_s=0.05)
     program.wait()
     steps = len(numbers(run.folder.path)) + 2
     told = Messages()
@@ -119,13 +120,15 @@ def test_episodes_in_flight_of_a_killed_asynchronous_run_go_on(tiny_run, start_p
     settings = ("rollout.max_staleness=3", "trainer.tasks_per_step=3", "checkpoint.every=1")
     run = tiny_run(THREE, "trainer.steps=60", *settings)
     program = _start(start_python, run)
-    found = {}
-    while not _has_all(found):
-        time.sleep(0.3)
+
+    def in_flight():
         assert program.poll() is None
         program.stop()
         found = _in_flight(run, tmp_path / "copy")
         program.send_signal(signal.SIGKILL if _has_all(found) else signal.SIGCONT)
+        return found if _has_all(found) else None
+
+    found = wait_until(in_flight, "episodes in flight of each environment", pause_s=0.3)
     program.wait()
     steps, told = len(numbers(run.folder.path)) + 5, Messages()
     train(resume_run(run.folder.path, [f"trainer.steps={steps}"]), watcher=told)

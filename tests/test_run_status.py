@@ -8,7 +8,9 @@ import threading
 import time
 
 import pytest
+from support import waiting
 from support.named_waits import status_text
+from support.waiting import wait_until
 
 from agentrl.cli.application import run as run_command
 from agentrl.errors import TrainingError
@@ -76,14 +78,6 @@ def status_command(capsys, *words):
     return ended.value.code, capsys.readouterr().out
 
 
-def wait_for(condition, *, within_s=120):
-    until = time.monotonic() + within_s
-    while not (found := condition()):
-        assert time.monotonic() < until
-        time.sleep(0.05)
-    return found
-
-
 def test_a_finished_run_says_so(tiny_run, capsys, monkeypatch, tmp_path):
     run = tiny_run("trainer.steps=1")
     train(run)
@@ -137,8 +131,8 @@ def test_a_run_that_hangs_is_suspended_and_killed(tiny_words, start_python, tmp_
     words = tiny_words("run.directory=runs", "run.name=run", "environment.isolation=thread")
     program = start_python("-c", HANG, json.dumps(words), folder=tmp_path)
     folder = tmp_path / "runs" / "run"
-    wait_for(lambda: (tmp_path / "hanging").exists())
-    wait_for(lambda: "environment  step of" in status_text(folder))
+    wait_until((tmp_path / "hanging").exists, "a hanging step")
+    wait_until(lambda: "environment  step of" in status_text(folder), "a status that names the step")
     code, printed = status_command(capsys, folder)
     assert code == 0
     assert "running (process" in printed
@@ -153,7 +147,7 @@ def test_a_run_that_hangs_is_suspended_and_killed(tiny_words, start_python, tmp_
     assert snapshot.waits[-1].deadline > snapshot.waits[-1].since
 
     os.kill(snapshot.pid, signal.SIGSTOP)
-    wait_for(lambda: read_status(folder).liveness(time.time()) is Liveness.SUSPENDED)
+    wait_until(lambda: read_status(folder).liveness(time.time()) is Liveness.SUSPENDED, "a suspended run")
     code, printed = status_command(capsys, folder)
     assert code == 1
     assert f"kill -CONT {snapshot.pid}" in printed
@@ -171,12 +165,12 @@ def test_a_run_that_hangs_is_suspended_and_killed(tiny_words, start_python, tmp_
 def test_a_run_that_two_interruptions_end_by_force_was_interrupted(tiny_words, start_python, tmp_path, capsys):
     words = tiny_words("run.directory=runs", "run.name=run")
     program = start_python("-c", IGNORING, json.dumps(words), folder=tmp_path)
-    wait_for(lambda: (tmp_path / "hanging").exists())
+    wait_until((tmp_path / "hanging").exists, "a hanging step")
     folder = tmp_path / "runs" / "run"
     pid = read_status(folder).pid
     for count in (1, 2):
         os.kill(pid, signal.SIGINT)
-        wait_for(lambda: read_status(folder).stopping or program.poll() is not None)
+        wait_until(lambda: read_status(folder).stopping or program.poll() is not None, "a run that stops")
         assert program.poll() is None, count
     assert program.wait().code == 130
     assert read_status(folder).end is None, "the process ended without a last status"
@@ -211,15 +205,16 @@ def test_another_process_with_the_same_number_is_not_the_run(tmp_path):
 @pytest.mark.slow
 def test_a_blocked_event_loop_is_named(tmp_path):
     def blocked_status():
-        """Return the status once it names this file: what reads the status blocks the loop, too."""
-        return (found := read_status(tmp_path)) and found.blocked and f"{__file__} line" in found.blocked.by and found
+        """Return the status once it names the waiting function: what reads the status blocks the loop, too."""
+        found, place = read_status(tmp_path), f"{waiting.__file__} line"
+        return found and found.blocked and place in found.blocked.by and found
 
     async def block():
         waits = WaitTracker()
         writer = StatusWriter(tmp_path, RunStatus(), waits)
         blocking = waits.on(WaitKind.ENVIRONMENT, "0-x/0.0", "a step of blocking code")
         with waits.report_stalls(60.0, lambda text: None) as writer.watch, writer, blocking:
-            return wait_for(blocked_status)
+            return wait_until(blocked_status, "a status of the blocked loop")
 
     snapshot = asyncio.run(block())
     assert "a step of blocking code" in snapshot.blocked.by

@@ -6,6 +6,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from support.waiting import join
 
 from agentrl.errors import ConfigError, Outcome, UsageError
 from agentrl.observe.metrics import read_metrics
@@ -48,7 +49,7 @@ def judge():
         thread.start()
         yield f"http://127.0.0.1:{server.server_port}/v1"
         server.shutdown()
-        thread.join()
+        join(thread)
 
 
 def lines_of(run):

@@ -6,7 +6,7 @@ import re
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from support.fixtures import TINY_RUN
@@ -17,7 +17,9 @@ from agentrl.errors import ConfigError, UsageError
 from agentrl.observe.metrics import read_metrics
 from agentrl.observe.progress import RunStatus, RunWatcher
 from agentrl.observe.run_folder import RunDirectory
+from agentrl.observe.run_status import RunEnd, read_status
 from agentrl.observe.trajectory_store import read_trajectories, step_file
+from agentrl.runs import rollout
 from agentrl.runs.rl import train
 from agentrl.runs.rollout import Rollout, play, resume_rollout, start_rollout
 from agentrl.runs.start import Run, resume_run, start_run
@@ -266,6 +268,37 @@ def test_stopped_rollouts_resume_without_playing_an_episode_twice(tiny_run: NewR
         record = f'"kind":"start","id":"{identity}"'.encode()
         after_all = b"".join(file.read_bytes() for file in sorted(run.folder.trajectories.glob("*.jsonl")))
         assert after_all.count(record) == before.count(record) == 1
+
+
+class Messages(RunWatcher):
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def on_message(self, text: str) -> None:
+        self.texts.append(text)
+
+
+@pytest.mark.parametrize("overrides", [[], ["trainer.steps=1"], ["rollout.max_concurrent=2"]])
+def test_a_complete_rollout_says_at_once_that_nothing_is_left(
+    tiny_run: NewRun, monkeypatch: pytest.MonkeyPatch, overrides: list[str]
+) -> None:
+    run = new_rollout(tiny_run, "trainer.steps=1")
+    first = play(run)
+    before = ids(run)
+
+    def start(*_: object, **__: object) -> NoReturn:
+        raise AssertionError("an engine or an environment is started")
+
+    for name in ("open_policy", "build_run_environments"):
+        monkeypatch.setattr(rollout, name, start)
+    watcher = Messages()
+    assert play(resume_rollout(run.folder.path, overrides), watcher=watcher) == first
+    assert watcher.texts == ["all episodes of the run have been played; to play more, add trainer.steps=2"]
+    assert ids(run) == before
+    status = read_status(run.folder.path)
+    assert status is not None
+    assert (status.end, status.step) == (RunEnd.FINISHED, 1)
+    assert (load_config(run.folder.config_file).rollout.max_concurrent == 2) == ("rollout" in "".join(overrides))
 
 
 @pytest.mark.slow

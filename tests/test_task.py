@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 import json
+from collections import OrderedDict, namedtuple
 from collections.abc import Mapping
 from random import Random
+from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import pytest
 
 from agentrl.errors import EnvironmentFailure, UsageError
-from agentrl.task import ProposedTasks, SeedTasks, Task, TaskBuffer, TaskCursor, checked_proposals
+from agentrl.task import ProposedTasks, SeedTasks, Task, TaskBuffer, TaskCursor, checked_proposals, copy_containers
 
 
 def test_splits_of_seed_tasks_share_no_seed() -> None:
@@ -156,3 +159,48 @@ def test_requests_and_proposed_tasks_take_turns() -> None:
         words.propose([{"kind": "middle", "word": "x"}])
     with pytest.raises(IndexError):
         words[9]
+
+
+Pair = namedtuple("Pair", "left right")
+DEEP: list[Any] = []
+for _ in range(5000):
+    DEEP = [DEEP]
+
+
+def test_a_copy_of_containers_shares_everything_else() -> None:
+    array, other = np.zeros(3), Random(1)
+    given: dict[str, Any] = {
+        "pair": Pair([1], "a"),
+        "order": OrderedDict(a=[1]),
+        "set": {1},
+        "array": array,
+        "other": [other],
+    }
+    given["fixed"] = MappingProxyType({"list": [1], "text": ("a", 1)})
+    own = copy_containers(given)
+    assert [type(value) for value in own.values()] == [type(value) for value in given.values()]
+    assert own["array"] is array
+    assert own["other"][0] is other
+    assert own["fixed"]["text"] is given["fixed"]["text"]
+    own["pair"].left.append(2)
+    own["order"]["a"].append(2)
+    own["set"].add(2)
+    own["fixed"]["list"].append(2)
+    assert (given["pair"], given["order"], given["set"]) == (Pair([1], "a"), OrderedDict(a=[1]), {1})
+    assert given["fixed"]["list"] == [1]
+
+
+def test_a_copy_keeps_which_containers_are_the_same() -> None:
+    """A circular value would be copied without end, and a very deep one exceed Python's stack."""
+    inner = [1]
+    given: dict[str, Any] = {"one": inner, "two": inner}
+    given["self"] = (given, [])
+    given["view"] = MappingProxyType(given)
+    own = copy_containers(given)
+    assert own["one"] is own["two"] is not inner
+    assert own["self"][0] is own
+    assert own["view"]["view"] is own["view"]
+    depth, level = 0, copy_containers(DEEP)
+    while level:
+        depth, level = depth + 1, level[0]
+    assert depth == 5000

@@ -18,6 +18,7 @@ from agentrl.tool.schema import WrongArguments
 from .mcp_arguments import EXTRA, MAX_PROBLEM_LENGTH, Checker, InputSchema
 from .mcp_results import NOTHING, result_value
 from .mcp_session import MCP_START_S, MCPConnection, Session
+from .mcp_stdio import mended_lines
 from .mcp_transport import http_client, mended
 
 MAX_CALL_S = 3600.0
@@ -79,6 +80,7 @@ class MCPTools(Toolset):
         self._asking = asyncio.Lock()
         self._reopening = asyncio.Lock()
         self._lasting: tuple[AsyncExitStack, Session] | None = None
+        self._has_reported = False
 
     @property
     def address(self) -> str:
@@ -122,6 +124,13 @@ class MCPTools(Toolset):
     def _open(self) -> MCPConnection:
         return MCPConnection(self._connect, self.address, is_remote=self._url is not None)
 
+    def _report_output(self, text: str) -> None:
+        """Report once that the command writes texts to its standard output that are no messages."""
+        if not self._has_reported:
+            self._has_reported = True
+            what = "the MCP server %s writes more than messages to its standard output, which is ignored: %s"
+            _log.warning(what, self.address, text)
+
     async def _lasting_session(self) -> Session:
         async with self._reopening:
             if self._lasting is None or self._lasting[1].is_over:
@@ -140,7 +149,8 @@ class MCPTools(Toolset):
             parameters = mcp.StdioServerParameters(
                 command=program, args=words, env=self._env or None, encoding_error_handler="replace"
             )
-            async with mcp.Client(mended(stdio.stdio_client(parameters, errlog=errors))) as client:
+            transport = stdio.stdio_client(parameters, errlog=errors)
+            async with mcp.Client(mended_lines(transport, self._report_output)) as client:
                 yield client
             return
         http, httpx = EXTRA.load("mcp.client.streamable_http"), EXTRA.load("httpx2")

@@ -12,7 +12,7 @@ import codecs
 import contextlib
 import json
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
@@ -38,12 +38,19 @@ _log = logging.getLogger(__name__)
 
 
 @asynccontextmanager
-async def mended(transport: AbstractAsyncContextManager[Any]) -> AsyncIterator[Any]:
-    """Open a transport of the `mcp` package, and mend the messages that the server sends."""
+async def mended(
+    transport: AbstractAsyncContextManager[Any], forward: Callable[[Any, Any, Requests], Awaitable[None]] | None = None
+) -> AsyncIterator[Any]:
+    """Open a transport of the `mcp` package, and mend the messages that the server sends.
+
+    Args:
+        transport: Transport to open.
+        forward: Coroutine that reads messages from the first stream and sends those that can be read to the second.
+    """
     async with transport as (read, write):
         sending, receiving = EXTRA.load("anyio").create_memory_object_stream(0)
-        requests = _Requests(write)
-        forwarding = asyncio.create_task(_forward(read, sending, requests))
+        requests = Requests(write)
+        forwarding = asyncio.ensure_future((forward or _forward)(read, sending, requests))
         try:
             with receiving:
                 yield receiving, requests
@@ -52,7 +59,7 @@ async def mended(transport: AbstractAsyncContextManager[Any]) -> AsyncIterator[A
             await asyncio.wait({forwarding})
 
 
-class _Requests:
+class Requests:
     """A stream of messages to the server that knows which requests wait for their answer."""
 
     def __init__(self, stream: Any) -> None:
@@ -62,7 +69,7 @@ class _Requests:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
-    async def __aenter__(self) -> _Requests:
+    async def __aenter__(self) -> Requests:
         await self._stream.__aenter__()
         return self
 
@@ -86,20 +93,30 @@ class _Requests:
             self.waiting = {one for one in self.waiting if str(one) != str(message.id)}  # some answer with a text
 
 
-async def _forward(read: Any, sending: Any, requests: _Requests) -> None:
+async def _forward(read: Any, sending: Any, requests: Requests) -> None:
     anyio = EXTRA.load("anyio")
     with sending, contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
         async for message in read:
-            readable = _mend(message)
+            readable = mend(message)
             if not isinstance(readable, Exception):
                 requests.complete(readable.message)
             await sending.send(readable)
 
 
-def _mend(message: Any) -> Any:
+def line_of(error: Any) -> str:
+    """Return the line that the package could not read."""
+    first = error.errors()[0]
+    if first["type"] in ("json_invalid", "string_unicode"):
+        return str(first["input"])
+    inputs = [one["input"] for one in error.errors()]
+    whole = next((one for one in inputs if isinstance(one, dict)), inputs[0])  # it lacks a method, as all answers do
+    return json.dumps(whole)
+
+
+def mend(message: Any) -> Any:
     """Mend a message, or the error of one that the package could not read."""
-    if isinstance(message, Exception):
-        message = _read_again(message)
+    if isinstance(message, EXTRA.load("pydantic").ValidationError):
+        message = session_message(line_of(message).encode())
     result = getattr(getattr(message, "message", None), "result", None)
     if isinstance(result, dict) and isinstance(result.get("tools"), list):
         result["tools"] = _readable_tools(result["tools"])
@@ -108,17 +125,11 @@ def _mend(message: Any) -> Any:
     return message
 
 
-def _read_again(error: Exception) -> Any:
-    """Return the message of a line that the package could not read; the error if it cannot be mended."""
-    invalid = EXTRA.load("pydantic").ValidationError
-    if not isinstance(error, invalid):
-        return error
-    inputs = [one["input"] for one in error.errors()]
-    whole = next((one for one in inputs if isinstance(one, dict)), None)  # it lacks a method, as all answers do
-    raw = str(inputs[0]).encode() if whole is None else json.dumps(whole).encode()
+def session_message(raw: bytes) -> Any:
+    """Return a mended message for the package; the error if it cannot be mended."""
     try:
         message = EXTRA.load("mcp.types").jsonrpc_message_adapter.validate_json(mended_message(raw))
-    except invalid:
+    except EXTRA.load("pydantic").ValidationError as error:
         return error
     return EXTRA.load("mcp.shared.message").SessionMessage(message)
 

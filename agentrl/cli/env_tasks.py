@@ -34,7 +34,7 @@ from agentrl.evaluation.session import FinishedEvaluation, describe_request, env
 from agentrl.evaluation.settings import evaluation_config
 from agentrl.observe.console import err, note, out
 from agentrl.observe.files import UNREADABLE, JsonLinesWriter, check_writable, numbered_records, warn_damaged
-from agentrl.rollout.task_source import task_source, write_tasks
+from agentrl.rollout.task_source import limited_by_tasks, task_source, write_tasks
 from agentrl.task import Task, TaskSource
 from agentrl.testing.task_validation import CALL_S, TaskStatus, TaskValidation, validate_tasks
 
@@ -340,7 +340,7 @@ def probe(
     source = task_source(spec, config.sole_environment)
     request = make_request(config, policy=policy, model=model, tasks=limit or len(source), samples=attempts, seed=seed)
     if policy is PolicyKind.ENGINE:
-        note(evaluation_size(config, request.n_tasks, request.samples))
+        note(evaluation_size(limited_by_tasks(config), request.n_tasks, request.samples))
     note(describe_request(request))
     finished = play_request(request)
     report = _difficulty(finished, choose_tasks(source, request.n_tasks, seed), low, high)

@@ -14,15 +14,7 @@ from agentrl.cli.arguments import Rewards, config_words
 from agentrl.cli.exits import message_when_interrupted
 from agentrl.cli.help_pages import examples
 from agentrl.cli.reports import write_evaluation_report
-from agentrl.cli.start_folder import (
-    READ,
-    absolute_command,
-    absolute_name,
-    absolute_names,
-    absolute_path,
-    in_start_folder,
-    other_start_folder,
-)
+from agentrl.cli.start_folder import READ, OptionsHere, in_start_folder
 from agentrl.config import shipped_configs
 from agentrl.config.estimate import evaluation_size
 from agentrl.config.overrides import reward_words, warn_repeated
@@ -43,6 +35,7 @@ from agentrl.observe.console import note, out, shown_path
 from agentrl.observe.files import check_writable, replace_file
 from agentrl.observe.run_folder import find_run
 from agentrl.observe.terminal import EpisodeCounter, counting
+from agentrl.rollout.task_source import limited_by_tasks
 from agentrl.rollout.waits import RolloutCounters
 from agentrl.runs.stop import run_until_stopped
 
@@ -112,11 +105,11 @@ def evaluate(
             raise UsageError("two models were given", got=f"{source} and --model {model}", expected="one of them")
         source, model = None, source
     own = find_run(model) if source is None and model is not None and url is None else None
-    if own is not None and other_start_folder(own.path) is not None:  # options are of the current folder
-        model, prompts, program = absolute_path(model), absolute_path(prompts), absolute_command(program)
-        env, reward = None if env is None else absolute_name(env), absolute_names(reward)
-        json_file = None if json_file is None else json_file.absolute()
-    with in_start_folder(None if own is None else own.path, READ):
+    folder = None if own is None else own.path
+    given = OptionsHere(folder)
+    model, prompts, program = given.path(model), given.path(prompts), given.command(program)
+    env, reward, json_file = given.name(env), given.names(reward), given.output(json_file)
+    with in_start_folder(folder, READ):
         config = evaluation_config(
             source=source,
             env=env,
@@ -131,7 +124,7 @@ def evaluate(
         )
         request = make_request(config, policy=policy, model=model, tasks=tasks, samples=samples, seed=seed, fresh=fresh)
         if policy is PolicyKind.ENGINE:
-            note(evaluation_size(config, request.n_tasks, request.samples))
+            note(evaluation_size(limited_by_tasks(config), request.n_tasks, request.samples))
         note(describe_request(request))
         _finish(play_request(request), json_file, with_report=report)
 

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from agentrl.cli.help_pages import examples
 from agentrl.cli.reports import decoder
-from agentrl.cli.start_folder import READ, absolute_path, in_start_folder, other_start_folder
+from agentrl.cli.start_folder import READ, OptionsHere, in_start_folder
 from agentrl.cli.token_text import segments_text
 from agentrl.errors import AgentRLError, UsageError
 from agentrl.evaluation.replay import (
@@ -79,8 +79,7 @@ def replay(
     if episode is None:
         _list(folder)
         return
-    if other_start_folder(folder.path) is not None:  # options are of the current folder
-        model = absolute_path(model)
+    model = OptionsHere(folder.path).path(model)
     with in_start_folder(folder.path, READ):
         found = find_episode(folder, episode)
         request = make_replay_request(

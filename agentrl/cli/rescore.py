@@ -13,7 +13,7 @@ from rich.table import Table
 from agentrl.cli.arguments import Rewards
 from agentrl.cli.exits import ExitCode
 from agentrl.cli.help_pages import examples
-from agentrl.cli.start_folder import READ, absolute_names, in_start_folder, other_start_folder
+from agentrl.cli.start_folder import READ, OptionsHere, in_start_folder
 from agentrl.config import load_config
 from agentrl.config.overrides import reward_words
 from agentrl.errors import UsageError
@@ -53,8 +53,8 @@ def rescore_command(
     folder = require_run(run)
     if output is not None and output.exists():
         raise UsageError(f"{output} already exists", hint="choose another file, or delete it first")
-    if other_start_folder(folder.path) is not None:  # options are of the current folder
-        reward, output = absolute_names(reward), None if output is None else output.absolute()
+    given = OptionsHere(folder.path)
+    reward, output = given.names(reward), given.output(output)
     with in_start_folder(folder.path, READ):
         config = load_config(folder.config_file, [*reward_words(reward), *(WITHOUT_OTHERS if reward else [])])
         scorers = find_scorers(config)

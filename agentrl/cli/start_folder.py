@@ -46,26 +46,40 @@ def in_start_folder(run: Path | None, words: str = RESUMED) -> Iterator[Path]:
         os.chdir(here)
 
 
-def absolute_path(path: str | None) -> str | None:
-    """Return the absolute path of a file or folder that exists; other names unchanged."""
-    return path if path is None or not Path(path).exists() else str(Path(path).absolute())
+class OptionsHere:
+    """Options that name files of the current folder, for a command that then goes to a run's start folder.
 
+    They become absolute only if the command will leave this folder; ``None`` and other names stay as they are.
 
-def absolute_name(name: str) -> str:
-    """Return ``./file.py:NAME`` with the absolute path of its file; other names unchanged."""
-    file, colon, rest = name.partition(":")
-    return f"{Path(file).expanduser().absolute()}{colon}{rest}" if file.endswith(SOURCE_SUFFIX) else name
+    Args:
+        run: Folder of the run; ``None`` if the command reads none.
+    """
 
+    def __init__(self, run: Path | None) -> None:
+        self._leaves = run is not None and other_start_folder(run) is not None
 
-def absolute_names(names: Sequence[str] | None) -> list[str] | None:
-    """Apply `absolute_name` to all names."""
-    return None if names is None else list(map(absolute_name, names))
+    def path(self, path: str | None) -> str | None:
+        """Return the absolute path of a file or folder that exists."""
+        return str(Path(path).absolute()) if self._leaves and path is not None and Path(path).exists() else path
 
+    def output(self, file: Path | None) -> Path | None:
+        """Return the absolute path of a file that the command will write."""
+        return file.absolute() if self._leaves and file is not None else file
 
-def absolute_command(command: str | None) -> str | None:
-    """Return a command with absolute paths of the files that it names by words without spaces."""
+    def name(self, name: str | None) -> str | None:
+        """Return ``./file.py:NAME`` with the absolute path of its file."""
+        file, colon, rest = (name or "").partition(":")
+        is_file = self._leaves and file.endswith(SOURCE_SUFFIX)
+        return f"{Path(file).expanduser().absolute()}{colon}{rest}" if is_file else name
 
-    def absolute(word: re.Match[str]) -> str:
-        return str(Path(word[0]).absolute()) if Path(word[0]).is_file() else word[0]
+    def names(self, names: Sequence[str] | None) -> list[str] | None:
+        """Apply `name` to all names."""
+        return None if names is None else [self.name(name) or name for name in names]
 
-    return None if command is None else re.sub(r"""[^\s'"]+""", absolute, command)
+    def command(self, command: str | None) -> str | None:
+        """Return a command with absolute paths of the files that it names by words without spaces."""
+
+        def absolute(word: re.Match[str]) -> str:
+            return str(Path(word[0]).absolute()) if Path(word[0]).is_file() else word[0]
+
+        return re.sub(r"""[^\s'"]+""", absolute, command) if self._leaves and command is not None else command

@@ -35,6 +35,7 @@ from agentrl.observe.console import note, shown_path
 from agentrl.observe.run_folder import RunDirectory
 from agentrl.observe.terminal import watching
 from agentrl.observe.trajectory_store import step_files
+from agentrl.rollout.task_source import limited_by_tasks
 from agentrl.runs.diagnosis import idle_steps
 from agentrl.runs.dry_run import measured_step_s, training_rows
 from agentrl.runs.rl import train as train_run
@@ -141,7 +142,9 @@ def _check_dry_run_options(gpus: int | None, step_seconds: float | None) -> None
 
 def _print_dry_run(config: Config, *, gpus: int | None, step_s: float | None, with_config: bool) -> None:
     estimates = training_rows(config, gpus=gpus, step_s=step_s)
-    print_dry_run(config, estimates, check=start_check(config), size=run_size(config), with_config=with_config)
+    print_dry_run(
+        config, estimates, check=start_check(config), size=run_size(limited_by_tasks(config)), with_config=with_config
+    )
     for warning in rate_warnings(config):
         note(f"warning: {warning}")
 
@@ -190,7 +193,7 @@ def _resume(folder: Path, words: list[str] | None, shortcuts: list[str]) -> Run:
 
 
 def _finish(run: Run) -> None:
-    note(run_size(run.config))
+    note(run_size(limited_by_tasks(run.config)))
     try:
         with updated_curve(run.folder.path), watching() as watcher:
             result = train_run(run, watcher=watcher)

@@ -59,8 +59,6 @@ MODEL = "policy"
 """Name of the model in the list of models."""
 VERSIONS = ("/v1", "/openai/v1", "/openai", "/openai/deployments/{deployment:.+}")
 """Beginnings of routes: the vendors', and those of OpenAI's clients for Azure."""
-CODINGS = ("", "identity", "gzip", "deflate", "br", "zstd")
-"""Content encodings of the requests that arrive here decoded; the server refuses those that it cannot decode."""
 KEY_HEADERS = ("x-api-key", "api-key")
 """Headers with a client's key, besides ``Authorization: Bearer KEY``."""
 STREAM_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
@@ -389,12 +387,6 @@ def _is_retry(request: web.Request) -> bool:
 
 
 async def _read(request: web.Request) -> tuple[Mapping[str, Any], bytes]:
-    if (coding := request.headers.get("Content-Encoding", "").strip().lower()) not in CODINGS:
-        raise BadRequest(
-            f"Content-Encoding {shorten(coding)} is not read here: expected gzip, deflate or none",
-            status=415,
-            code="unsupported",
-        )
     raw = await read_bytes_of(request, MAX_BODY_BYTES)
     try:
         body = await off_loop(len(raw), _parse, raw)
@@ -492,8 +484,10 @@ def _status_of(error: BaseException | None) -> tuple[int, str, str, str | None]:
             return 413, f"the request is larger than {MAX_BODY_BYTES >> 20} MiB", "too_large", None
         case web.HTTPRequestTimeout():
             return 408, "the request did not arrive in time", "timeout", None
+        case web.HTTPUnsupportedMediaType():
+            return 415, error.reason, "unsupported", None
         case web.HTTPBadRequest():
-            return 400, error.text or error.reason, "invalid_body", None
+            return 400, error.reason, "invalid_body", None
         case ConnectionError():
             return 400, "the client closed the connection", "client_left", None
         case AgentRLError():
@@ -505,6 +499,8 @@ def _status_of(error: BaseException | None) -> tuple[int, str, str, str | None]:
 def _refusal(dialect: Dialect, error: BaseException | None) -> web.Response:
     status, text, code, field = _status_of(error)
     headers = {"retry-after": str(RETRY_AFTER_S)} if isinstance(error, Unavailable) else {"x-should-retry": "false"}
+    if isinstance(error, web.HTTPUnsupportedMediaType):
+        headers["Accept-Encoding"] = error.headers["Accept-Encoding"]
     return _json(dialect.error(status, text, field=field, code=code), status=status, headers=headers)
 
 

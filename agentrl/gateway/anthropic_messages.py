@@ -163,7 +163,8 @@ class AnthropicMessages(Dialect):
 
     def error(self, status: int, message: str, *, field: str | None = None, code: str | None = None) -> Json:
         """Write an error; the format has no key for the field, so the message names it."""
-        error: Json = {"type": ERROR_TYPES.get(status, "api_error"), "message": message}
+        kind = "api_error" if status >= 500 else "invalid_request_error"
+        error: Json = {"type": ERROR_TYPES.get(status, kind), "message": message}
         if code == NO_THREADS:
             error["details"] = {"error_code": code, "unsupported": [field]}
         return {"type": "error", "error": error}

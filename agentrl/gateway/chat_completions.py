@@ -8,7 +8,9 @@ from typing import Any
 
 from agentrl.agent_loop import AnswerForm
 from agentrl.errors import shorten
+from agentrl.gateway.custom_tools import CUSTOM, CUSTOM_FIELDS, custom_tool_schema, nested_custom_call
 from agentrl.gateway.dialect import (
+    TEXT_ARGUMENT,
     BadRequest,
     ChatRequest,
     Event,
@@ -40,6 +42,8 @@ from agentrl.gateway.forms import allowed_calls, chosen_tool, forced_call, requi
 from agentrl.message import Content, ContentPart, Message, TextPart, ToolCall
 
 FINISH: Mapping[Finish, str] = {"stop": "stop", "stop_text": "stop", "length": "length", "tool_calls": "tool_calls"}
+CALL_TEXTS = {"function": "arguments", CUSTOM: "input"}
+"""Names of the texts of calls, by the type of the tool."""
 DELTAS = {"reasoning": "reasoning_content", "text": "content"}
 MAX_ANSWERS = 128
 IGNORED = (
@@ -126,6 +130,9 @@ class ChatCompletions(OpenAIDialect):
             form_field="tool_choice" if forced else "response_format",
             single_call=not take_optional(body, PARALLEL, bool, True),
             logprobs=take_optional(body, "logprobs", bool, False),
+            text_tools=[
+                tool[CUSTOM]["name"] for tool in take_optional(body, "tools", list, []) if tool["type"] == CUSTOM
+            ],
             extra={"include_usage": take_optional(options, "include_usage", bool, False, "stream_options")},
         )
 
@@ -134,7 +141,7 @@ class ChatCompletions(OpenAIDialect):
         choices = [
             {
                 "index": index,
-                "message": _message(answer),
+                "message": _message(answer, request.text_tools),
                 "logprobs": _logprobs(request, answer),
                 "finish_reason": FINISH[answer.finish],
             }
@@ -162,10 +169,12 @@ class ChatCompletions(OpenAIDialect):
             if index:
                 yield chunk(index, {"role": "assistant", "content": answer.text, "reasoning_content": answer.reasoning})
             for number_, call in enumerate(answer.calls):
-                opening = {"index": number_, **_call(call), "function": {"name": call.name, "arguments": ""}}
-                yield chunk(index, {"tool_calls": [opening]})
-                for piece in pieces(json.dumps(dict(call.arguments))):
-                    yield chunk(index, {"tool_calls": [{"index": number_, "function": {"arguments": piece}}]})
+                whole = _call(call, request.text_tools)
+                kind, key = whole["type"], CALL_TEXTS[whole["type"]]
+                text, opening = whole[kind][key], {**whole, kind: {**whole[kind], key: ""}}
+                yield chunk(index, {"tool_calls": [{"index": number_, **opening}]})
+                for piece in pieces(text):
+                    yield chunk(index, {"tool_calls": [{"index": number_, kind: {key: piece}}]})
             yield chunk(index, {}, FINISH[answer.finish], _logprobs(request, answer))
         if request.extra["include_usage"]:
             yield None, {**head, "choices": [], "usage": _usage(streaming.reply)}
@@ -184,15 +193,18 @@ def _tools(body: Mapping[str, Any]) -> tuple[Sequence[ToolSchema], AnswerForm | 
     tools = []
     for index, tool in enumerate(take_optional(body, "tools", list, [])):
         path = f"tools.{index}"
-        if not isinstance(tool, dict) or tool.get("type") != "function":
-            text = f"{path}.type must be function (of /v1/responses also custom)"
-            raise BadRequest(text, field=f"{path}.type", code="unsupported")
-        tools.append(tool_schema(take(tool, "function", dict, path), f"{path}.function"))
+        kind = tool.get("type") if isinstance(tool, dict) else None
+        if kind not in CALL_TEXTS:
+            raise BadRequest(f"{path}.type must be function or custom", field=f"{path}.type", code="unsupported")
+        held, where = take(tool, kind, dict, path), f"{path}.{kind}"
+        if kind == CUSTOM:
+            refuse_unknown(held, CUSTOM_FIELDS[1:], where)
+        tools.append(custom_tool_schema(held, where) if kind == CUSTOM else tool_schema(held, where))
     kind, name = chosen_tool(body.get("tool_choice"))
     if kind == "allowed_tools":
         path = "tool_choice.allowed_tools"
         allowed = take(body["tool_choice"], "allowed_tools", dict, "tool_choice")
-        return tools, allowed_calls(allowed, path, tools, lambda tool, where: take(tool, "function", dict, where))
+        return tools, allowed_calls(allowed, path, tools, lambda tool, where: take(tool, tool["type"], dict, where))
     return [] if kind == "none" else tools, forced_call(kind, name, tools, "tool_choice")
 
 
@@ -242,12 +254,8 @@ class _MessageReader:
             where = f"{path}.tool_calls.{index}"
             if not isinstance(call, dict):
                 raise BadRequest(f"{where} must be an object", field=where)
-            function = take(call, "function", dict, where)
-            name = take(function, "name", str, f"{where}.function")
-            call_id = take_optional(call, "id", str, "", where)
-            self._names[call_id] = name
-            read = arguments(function.get("arguments"), f"{where}.function.arguments")
-            calls.append(ToolCall(name=name, arguments=read, id=call_id))
+            calls.append(_read_call(call, where))
+            self._names[calls[-1].id] = calls[-1].name
         names = ("reasoning_content", "reasoning")
         row, thoughts = _without_thoughts(row, path)
         return Message(
@@ -257,6 +265,15 @@ class _MessageReader:
             reasoning=next((take(row, name, str, path) for name in names if is_given(row, name)), thoughts),
             name=participant(row, path),
         )
+
+
+def _read_call(call: Mapping[str, Any], path: str) -> ToolCall:
+    call_id = take_optional(call, "id", str, "", path)
+    if call.get("type") == CUSTOM:
+        return nested_custom_call(call, call_id, path)
+    function, where = take(call, "function", dict, path), f"{path}.function"
+    name = take(function, "name", str, where)
+    return ToolCall(name=name, arguments=arguments(function.get("arguments"), f"{where}.arguments"), id=call_id)
 
 
 def _without_thoughts(row: Mapping[str, Any], path: str) -> tuple[Mapping[str, Any], str | None]:
@@ -318,7 +335,7 @@ def _part(part: Any, path: str) -> ContentPart:
     raise BadRequest(f"{path}.type must be text or image_url: got {kind!r}", field=f"{path}.type", code="unsupported")
 
 
-def _message(answer: ReplyAnswer) -> Json:
+def _message(answer: ReplyAnswer, text_tools: Sequence[str]) -> Json:
     message: Json = {
         "role": "assistant",
         "content": None if answer.calls and not answer.text else answer.text,
@@ -328,11 +345,13 @@ def _message(answer: ReplyAnswer) -> Json:
     if answer.reasoning:
         message["reasoning_content"] = answer.reasoning
     if answer.calls:
-        message["tool_calls"] = [_call(call) for call in answer.calls]
+        message["tool_calls"] = [_call(call, text_tools) for call in answer.calls]
     return message
 
 
-def _call(call: ToolCall) -> Json:
+def _call(call: ToolCall, text_tools: Sequence[str]) -> Json:
+    if call.name in text_tools:
+        return {"id": call.id, "type": CUSTOM, CUSTOM: {"name": call.name, "input": call.arguments[TEXT_ARGUMENT]}}
     function = {"name": call.name, "arguments": json.dumps(dict(call.arguments))}
     return {"id": call.id, "type": "function", "function": function}
 

@@ -1,7 +1,7 @@
-"""Custom tools of OpenAI's Responses API: tools that take one text instead of JSON, such as patches of files.
+"""Custom tools of OpenAI's APIs: tools that take one text instead of JSON, such as patches of files.
 
 The policy calls them as tools with one argument, ``input``, because models write calls as JSON. Clients send and
-receive the text itself.
+receive the text itself: as items of the Responses API, or within ``custom`` in Chat Completions.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from agentrl.gateway.forms import tool_schema
 from agentrl.message import ToolCall
 
 CUSTOM_FIELDS = ("type", "name", "description", "format")
+CUSTOM = "custom"
+"""Type of the tools, and the field that holds their properties in Chat Completions."""
 
 
 def custom_tool_schema(tool: Mapping[str, Any], path: str) -> ToolSchema:
@@ -25,6 +27,8 @@ def custom_tool_schema(tool: Mapping[str, Any], path: str) -> ToolSchema:
     kind, where = form.get("type"), f"{path}.format"
     about = take_optional(tool, "description", str, "", path)
     if kind == "grammar":
+        if "grammar" in form:  # as in Chat Completions
+            form, where = take(form, "grammar", dict, where), f"{where}.grammar"
         syntax, definition = take(form, "syntax", str, where), take(form, "definition", str, where)
         about = f"{about}\n\nThe input follows this grammar ({syntax}):\n{definition}".lstrip()
     elif kind != "text":
@@ -38,6 +42,11 @@ def custom_call(item: Mapping[str, Any], path: str) -> ToolCall:
     """Read a call of a custom tool."""
     name, call_id = take(item, "name", str, path), take(item, "call_id", str, path)
     return ToolCall(name=name, arguments={TEXT_ARGUMENT: take(item, "input", str, path)}, id=call_id)
+
+
+def nested_custom_call(call: Mapping[str, Any], call_id: str, path: str) -> ToolCall:
+    """Read a call of a custom tool in Chat Completions."""
+    return custom_call({**take(call, CUSTOM, dict, path), "call_id": call_id}, f"{path}.{CUSTOM}")
 
 
 def call_item(call: ToolCall, reply_id: str, index: int, *, is_custom: bool) -> Json:

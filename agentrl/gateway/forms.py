@@ -58,13 +58,14 @@ def chosen_tool(choice: Any) -> tuple[Any, Any]:
 
     >>> chosen_tool({"type": "function", "function": {"name": "add"}}), chosen_tool({"type": "function", "name": "add"})
     (('function', 'add'), ('function', 'add'))
+    >>> chosen_tool({"type": "custom", "custom": {"name": "patch"}})
+    ('custom', 'patch')
     >>> chosen_tool(None), chosen_tool("required"), chosen_tool({"type": "auto"})
     (('auto', None), ('required', None), ('auto', None))
     """
     if not isinstance(choice, dict) or not choice:
         return choice or "auto", None
-    function = choice.get("function")
-    named = function if isinstance(function, dict) else choice
+    named = next((held for name in ("function", "custom") if isinstance(held := choice.get(name), dict)), choice)
     return choice.get("type", "function"), named.get("name")
 
 

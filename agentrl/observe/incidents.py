@@ -38,9 +38,17 @@ class Incidents:
     """Number of calls of each tool."""
     found: dict[tuple[str, str, str], Incident] = field(default_factory=dict)
 
-    def count_failure(self, outcome: Outcome, subject: str, error: AgentRLError) -> None:
-        """Count an attempt that failed; `subject` names the failed part if the error does not."""
-        self._count(outcome.value, error.subject or subject, error.reason, error.location)
+    def count_failure(self, outcome: Outcome, subject: str, error: AgentRLError) -> int:
+        """Count an attempt that failed, and return how many failed in this way.
+
+        `subject` names the failed part if the error does not.
+        """
+        return self._count(outcome.value, error.subject or subject, error.reason, error.location)
+
+    def count_of(self, outcome: Outcome, subject: str, error: AgentRLError) -> int:
+        """Return how many attempts have failed in a way; see `count_failure`."""
+        key = _key(outcome.value, error.subject or subject, error.reason, error.location)
+        return self.found[key].count if key in self.found else 0
 
     def count_call(self, tool: str, cause: str | None = None, location: SourceLocation | None = None) -> None:
         """Count a call of a tool, and its failure if there was one."""
@@ -48,15 +56,15 @@ class Incidents:
         if cause is not None:
             self._count("tool", tool, cause, location)
 
-    def _count(self, kind: str, subject: str, cause: str, location: SourceLocation | None) -> None:
-        where = cause.partition(":")[0] if location is None else str(location)
-        key = (kind, subject, where)
+    def _count(self, kind: str, subject: str, cause: str, location: SourceLocation | None) -> int:
+        key = _key(kind, subject, cause, location)
         if key not in self.found and len(self.found) >= MAX_DISTINCT:
-            return
+            return MAX_DISTINCT
         known = self.found.setdefault(key, Incident(kind=kind, subject=subject, cause=cause))
         known.count += 1
         if location is not None:
             known.file, known.line = location.file, location.line
+        return known.count
 
     def worst(self) -> list[Incident]:
         """Return all failures, the most frequent first."""
@@ -73,6 +81,11 @@ class Incidents:
         self.calls.update(record["calls"])
         for row in record["found"]:
             location = None if row["file"] is None else SourceLocation(row["file"], row["line"])
-            where = row["cause"].partition(":")[0] if location is None else str(location)
-            known = self.found.setdefault((row["kind"], row["subject"], where), Incident(**{**row, "count": 0}))
+            key = _key(row["kind"], row["subject"], row["cause"], location)
+            known = self.found.setdefault(key, Incident(**{**row, "count": 0}))
             known.count += row["count"]
+
+
+def _key(kind: str, subject: str, cause: str, location: SourceLocation | None) -> tuple[str, str, str]:
+    """Return what failures have in common that are counted together."""
+    return kind, subject, cause.partition(":")[0] if location is None else str(location)

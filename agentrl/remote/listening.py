@@ -4,7 +4,7 @@
   request, so that slow clients do not block others. It is dropped if all others are being answered or are new.
 - A connection without a complete request for `IDLE_CONNECTION_S` is closed, and so is one whose body is late.
 - A body that is too long is rejected with status 413 as soon as its length is known; a declared length is checked
-  before the body is read.
+  before the body is read. Bodies are decoded here, because the HTTP server answers unknown encodings by itself.
 - The response to a request with a broken or unread body announces that the connection will be closed.
 - Without a token, the ``Host`` of a request must be this machine: after DNS rebinding, a page of another site sends
   that site's name. The ``Origin``, if any, must also be this machine: browsers allow any page to send simple requests.
@@ -20,7 +20,8 @@ import logging
 import math
 import socket
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
+import zlib
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence, Set
 from typing import Any, TypeAlias
 
 from aiohttp import web
@@ -41,6 +42,10 @@ BODY_S = 30.0
 SLOWEST = 256 * 1024
 BODY_LINGER_S = 2.0
 """Seconds for which the rest of a rejected body is read and discarded, so that the client receives the answer."""
+CODINGS = ("gzip", "deflate")
+"""Content encodings that are read."""
+DECODED_BYTES = 1 << 20
+"""Maximum bytes that are decoded before other requests proceed."""
 DEEPEST = 100
 """Maximum nesting depth of lists and objects in a request."""
 FIRST_REQUEST_S = 2.0
@@ -88,6 +93,7 @@ def make_runner(application: web.Application) -> web.AppRunner:
         shutdown_timeout=1.0,
         keepalive_timeout=IDLE_CONNECTION_S,
         lingering_time=BODY_LINGER_S,
+        auto_decompress=False,
     )
 
 
@@ -271,29 +277,90 @@ async def read_bytes_of(request: web.Request, largest: int) -> bytes:
     Raises:
         web.HTTPRequestEntityTooLarge: the body, or its stated length, is larger.
         web.HTTPRequestTimeout: the body did not arrive in time.
+        web.HTTPUnsupportedMediaType: the body has an encoding that is not read.
         web.HTTPBadRequest: the body does not match its headers, such as ``Content-Encoding``.
         ConnectionError: the client closed the connection.
     """
     stated = request.content_length or 0
     if stated > largest:
         raise web.HTTPRequestEntityTooLarge(max_size=largest, actual_size=stated)
+    decoder = _decoder_of(request)
     data, loop = bytearray(), asyncio.get_running_loop()
     last = loop.time() + BODY_S + largest / SLOWEST
     try:
         async with asyncio.timeout(BODY_S) as limit:  # aiohttp reports a broken chunk only if it came with the headers
             async for piece in request.content.iter_any():
                 limit.reschedule(min(last, loop.time() + BODY_S))
-                data += piece
-                if len(data) > largest:
-                    raise web.HTTPRequestEntityTooLarge(max_size=largest, actual_size=len(data))
+                for decoded in [piece] if decoder is None else decoder.decode(piece):
+                    data += decoded
+                    if len(data) > largest:
+                        raise web.HTTPRequestEntityTooLarge(max_size=largest, actual_size=len(data))
+                    if decoder is not None:
+                        await asyncio.sleep(0)
+        if decoder is not None:
+            decoder.finish()
     except TimeoutError as error:
         raise web.HTTPRequestTimeout from error
-    except web.RequestPayloadError as error:
-        encoding = request.headers.get("Content-Encoding", "none")
+    except (web.RequestPayloadError, zlib.error) as error:
+        coding = "none" if decoder is None else decoder.coding
         raise web.HTTPBadRequest(
-            text=f"the request's body cannot be decoded: Content-Encoding is {encoding[:80]!r}"
+            reason=f"the request's body cannot be decoded: Content-Encoding is {coding!r}"
         ) from error
     return bytes(data)
+
+
+def _decoder_of(request: web.Request) -> _BodyDecoder | None:
+    """Return the decoder of a request's body; ``None`` if it is not encoded."""
+    coding = ", ".join(request.headers.getall("Content-Encoding", ())).strip().lower()
+    if coding in ("", "identity"):
+        return None
+    if coding not in CODINGS:
+        raise web.HTTPUnsupportedMediaType(
+            reason=f"Content-Encoding {coding[:80]!a} is not read here: expected {', '.join(CODINGS)} or none",
+            headers={"Accept-Encoding": ", ".join(CODINGS)},
+        )
+    return _BodyDecoder(coding)
+
+
+class _BodyDecoder:
+    """Decoder of a body in one of `CODINGS`."""
+
+    def __init__(self, coding: str) -> None:
+        self.coding = coding
+        self._inflater: zlib._Decompress | None = None
+
+    def decode(self, data: bytes) -> Iterator[bytes]:
+        """Decode a part of the body, in pieces of at most `DECODED_BYTES`.
+
+        Raises:
+            zlib.error: the body is not encoded in this way.
+        """
+        while True:
+            inflater = self._inflater = self._inflater or self._start(data)
+            piece = inflater.decompress(data, DECODED_BYTES)
+            yield piece
+            data = inflater.unconsumed_tail
+            if inflater.eof and inflater.unused_data.strip(b"\0"):  # gzip allows several members
+                if self.coding != "gzip":
+                    raise zlib.error("data after the end")
+                data, self._inflater = inflater.unused_data, None
+            elif not data and len(piece) < DECODED_BYTES:
+                return
+
+    def _start(self, data: bytes) -> zlib._Decompress:
+        if self.coding == "gzip":
+            return zlib.decompressobj(16 + zlib.MAX_WBITS)
+        has_header = data[0] & 0xF == 8  # some clients send deflated data without zlib's header
+        return zlib.decompressobj(zlib.MAX_WBITS if has_header else -zlib.MAX_WBITS)
+
+    def finish(self) -> None:
+        """Check that the body is complete.
+
+        Raises:
+            zlib.error: its end is missing.
+        """
+        if self._inflater is None or not self._inflater.eof:
+            raise zlib.error("the end is missing")
 
 
 async def read_body(request: web.Request, largest: int) -> tuple[bytes, Mapping[str, Any]]:

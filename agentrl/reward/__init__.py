@@ -122,7 +122,7 @@ class EnvironmentReward(Scorer):
 
 
 async def checked_score(scorer: Scorer, trajectory: Trajectory, task: Task) -> Score:
-    """Score an episode, and check the result.
+    """Score an episode, and check the result. The scorer gets a copy of the task, which it may change.
 
     Raises:
         RewardFailure: the scorer raised, or did not return a `Score` with finite numbers.
@@ -130,12 +130,12 @@ async def checked_score(scorer: Scorer, trajectory: Trajectory, task: Task) -> S
     location = defined_in(scorer)
     what = f"{with_location(type(scorer).__name__, location)} on task {task.id}"
     with failures_named(what, location, subject=type(scorer).__name__):
-        score = await await_or_abandon(scorer.score(trajectory, task), what, grace_s=SCORER_GRACE_S)
+        score = await await_or_abandon(scorer.score(trajectory, task.copy()), what, grace_s=SCORER_GRACE_S)
     return _check_score(score, what, scorer, trajectory)
 
 
 async def checked_group_scores(scorer: GroupScorer, trajectories: Sequence[Trajectory], task: Task) -> list[Score]:
-    """Score the episodes of a group, and check the results.
+    """Score the episodes of a group, and check the results. The scorer gets a copy of the task, which it may change.
 
     Raises:
         RewardFailure: the scorer raised, or did not return one `Score` with finite numbers for each episode.
@@ -143,7 +143,9 @@ async def checked_group_scores(scorer: GroupScorer, trajectories: Sequence[Traje
     location = defined_in(scorer)
     what = f"{with_location(type(scorer).__name__, location)} on task {task.id}"
     with failures_named(what, location, subject=type(scorer).__name__):
-        scores = list(await await_or_abandon(scorer.score_group(trajectories, task), what, grace_s=SCORER_GRACE_S))
+        scores = list(
+            await await_or_abandon(scorer.score_group(trajectories, task.copy()), what, grace_s=SCORER_GRACE_S)
+        )
         if len(scores) != len(trajectories):
             raise RewardFailure(f"{what} did not score each episode", got=len(scores), expected=len(trajectories))
     return [_check_score(score, what, scorer, of) for score, of in zip(scores, trajectories, strict=True)]

@@ -51,6 +51,7 @@ from agentrl.rollout.env_returns import (
     explain_unpacking,
     require_actions,
 )
+from agentrl.task import copy_containers
 from agentrl.tool import Tool, ToolResult
 
 W = TypeVar("W")
@@ -72,7 +73,7 @@ class EnvAdapter:
     """
 
     def __init__(self, make: Callable[..., AnyEnv], options: Mapping[str, Any]) -> None:
-        self.env: AnyEnv = check_environment(make(**options))
+        self.env: AnyEnv = check_environment(make(**copy_containers(dict(options))))
         self._expert: Expert | None = None
         self._deferred_action: str | None = None
         """Expert action to take after a mistake."""
@@ -91,10 +92,10 @@ class EnvAdapter:
         return await maybe_await(self._require(method)(*arguments))
 
     async def reset(self, seed: int, options: Mapping[str, Any]) -> ResetResult:
-        """Start an episode."""
+        """Start an episode. The environment gets a copy of the options, which it may change."""
         self._expert = self._random = self._deferred_action = None
         try:
-            returned = await maybe_await(self.env.reset(seed=seed, options=dict(options)))
+            returned = await maybe_await(self.env.reset(seed=seed, options=copy_containers(dict(options))))
         except TypeError as error:
             raise explain_reset(self.env, error) from error
         observation, info = check_reset(returned)

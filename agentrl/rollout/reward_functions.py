@@ -44,7 +44,7 @@ from agentrl.rollout.reward_conventions import (
     library_of,
 )
 from agentrl.rollout.tools import gather_in_order
-from agentrl.task import Task, TaskSource
+from agentrl.task import Task, TaskSource, copy_containers
 from agentrl.trajectory import Trajectory
 
 REWARD_DEADLINE_S = 60.0
@@ -189,10 +189,10 @@ class FunctionReward(Scorer):
         return self._convention.read(returned)
 
     def _call(self, trajectory: Trajectory, task: Task) -> Any:
-        convention = self._convention
+        convention, options = self._convention, copy_containers(self._options)
         if convention is NATIVE:
-            return self._function(trajectory, task, **self._options)
-        given = {**convention.arguments(trajectory, task), **self._options}
+            return self._function(trajectory, task, **options)
+        given = {**convention.arguments(trajectory, task), **options}
         takes_all = _takes_any_name(self._signature)
         names = given if takes_all else self._signature.parameters
         return self._function(**{name: given[name] for name in names if name in given})

@@ -67,6 +67,9 @@ from agentrl.tool import Tool, Toolset
 from agentrl.trajectory import Trajectory
 
 logger = logging.getLogger(__name__)
+LOGGED = 3
+"""Number of failures of a kind that are logged one by one."""
+_TENFOLDS = frozenset(10**power for power in range(1, 10))
 
 
 class PolicyWrapper(Protocol):
@@ -221,7 +224,6 @@ class EpisodeRunner:
             trajectory = await self._run_attempt(one, attempt)
             if trajectory.outcome is None or not trajectory.outcome.is_retryable:
                 return trajectory
-            logger.warning("attempt %s: %s", trajectory.id, trajectory.error)
             if attempt >= self.retries:
                 return trajectory
             self.counters.retries += 1
@@ -297,7 +299,7 @@ class EpisodeRunner:
             tools = EpisodeTools(configured, turns, self.tool_limits, make_sandbox=self.make_sandbox)
             make_episode = RuntimeEpisode if self.roles is None else await self.roles.prepare_episode()
             episode = make_episode(
-                task=task,
+                task=task.copy(),  # the loop may change it
                 spec=self.spec,
                 environment=environment,
                 policy=policy,
@@ -332,7 +334,6 @@ class EpisodeRunner:
         except BaseException as error:
             if is_addressed_to(attempt, error):
                 raise
-            logger.exception("agent loop %s failed in %s", type(self.loop).__name__, episode.turns.trajectory.id)
             failure = EnvironmentFailure(
                 f"agent loop {type(self.loop).__name__} failed (task {episode.task.id})",
                 got=described_error(error),
@@ -341,6 +342,8 @@ class EpisodeRunner:
             failure.subject = f"agent loop {type(self.loop).__name__}"
             raised = None if definition is None else raised_at(error, definition.file)
             failure.location = raised or raised_at(error)
+            if self.counters.incidents.count_of(failure.outcome, failure.subject, failure) < LOGGED:
+                logger.exception("agent loop %s failed in %s", type(self.loop).__name__, episode.turns.trajectory.id)
             raise failure from error
         if not episode.turns.trajectory.turns:
             raise _never_sampled(self.loop, episode.task)
@@ -397,7 +400,7 @@ class EpisodeRunner:
         trajectory.outcome, trajectory.error, trajectory.reward = outcome, str(error), None
         if outcome.is_retryable:
             subject = f"environment {self.spec.name}" if outcome is Outcome.ENVIRONMENT_ERROR else outcome.value
-            self.counters.incidents.count_failure(outcome, subject, error)
+            _log_failure(trajectory, self.counters.incidents.count_failure(outcome, subject, error))
 
     async def _score_together(self, trajectories: Sequence[Trajectory], task: Task) -> None:
         scorer = self.scorer
@@ -409,6 +412,19 @@ class EpisodeRunner:
                 scores = await checked_group_scores(scorer, trajectories, task)
         for trajectory, score in zip(trajectories, scores, strict=True):
             _apply_score(trajectory, score, self.waits.clock() - began)
+
+
+def _log_failure(trajectory: Trajectory, count: int) -> None:
+    """Log a failed attempt if it is one of the first of its kind, or else each tenfold number of them."""
+    if count <= LOGGED:
+        more = ""
+        if count == LOGGED:
+            more = ". Later failures of this kind are counted, and logged at 10, 100, 1000 …"
+        logger.warning("attempt %s: %s%s", trajectory.id, trajectory.error, more)
+    elif count in _TENFOLDS:
+        logger.warning(
+            "%s attempts have failed in this way; the latest, %s: %s", f"{count:,}", trajectory.id, trajectory.error
+        )
 
 
 def _can_be_scored(trajectory: Trajectory) -> bool:

@@ -9,10 +9,12 @@ from typing import Any
 
 import orjson
 
+from agentrl.config.config import Config
+from agentrl.config.derived import EnvironmentConfigs, most_turns, per_environment_configs
 from agentrl.config.environment import EnvironmentConfig
 from agentrl.env import EnvironmentSpec
-from agentrl.env.lookup import check_split
-from agentrl.errors import ConfigError, UsageError
+from agentrl.env.lookup import check_split, resolve_environment
+from agentrl.errors import ConfigError, UnknownNameError, UsageError
 from agentrl.message import Message
 from agentrl.message.data_file import UniqueIds, read_messages, read_rows
 from agentrl.observe.files import replace_file, writing
@@ -128,3 +130,38 @@ def task_source(spec: EnvironmentSpec, config: EnvironmentConfig, *, split: str 
             expected=f"only {', '.join(spec.options)}" if spec.options else "no options",
             hint=str(error),
         ) from error
+
+
+def limited_by_tasks(config: Config) -> Config:
+    """Return a config for estimates, whose ``max_turns`` are at most the largest of the tasks' own limits.
+
+    Only a list of tasks, such as that of a file, is read for this; generated tasks rarely have limits of their own.
+
+    Raises:
+        UsageError: the tasks cannot be read.
+    """
+    if not config.has_environment or config.trainer.episodes is not None:
+        return config
+    limits = {part.label: limit for part in per_environment_configs(config) if (limit := _limit_of_tasks(part))}
+    if not limits:
+        return config
+    if not config.environments:
+        (limit,) = limits.values()
+        return config.model_copy(update={"agent": config.agent.model_copy(update={"max_turns": limit})})
+    entries = dict(config.environments)
+    for label, limit in limits.items():
+        changes = entries[label].agent.model_copy(update={"max_turns": limit})
+        entries[label] = entries[label].model_copy(update={"agent": changes})
+    return config.model_copy(update={"environments": entries})
+
+
+def _limit_of_tasks(part: EnvironmentConfigs) -> int | None:
+    """Return the largest limit of an environment's tasks; ``None`` if it does not bound the turns of all episodes."""
+    try:
+        spec, most = resolve_environment(part.config.sole_environment.name), most_turns(part)
+    except UnknownNameError:  # a plan of a trainer alone
+        return None
+    source = task_source(spec, part.config.sole_environment) if most > 1 else ()
+    own = [task.max_turns for task in source] if isinstance(source, list | tuple) else []
+    largest = max((most if limit is None else limit for limit in own), default=most)
+    return largest if largest < most else None

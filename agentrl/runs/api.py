@@ -39,6 +39,7 @@ from agentrl.observe.run_folder import RunDirectory, find_run
 from agentrl.observe.terminal import counting, watching
 from agentrl.registry import SESSION, Kind, name_of
 from agentrl.reward import Scorer
+from agentrl.rollout.task_source import limited_by_tasks
 from agentrl.rollout.waits import RolloutCounters
 from agentrl.runs.rl import train as train_run
 from agentrl.runs.sft import check_warm_start, warm_start
@@ -133,7 +134,7 @@ def train(
         kind = resolved.algorithm.advantage.removeprefix(SESSION).rpartition(":")[2]
         run = start_run(resolved, kind=kind, check=start_check(resolved))
         if progress:
-            note(run_size(run.config))
+            note(run_size(limited_by_tasks(run.config)))
         with _watcher(progress, watcher) as display:
             return train_run(run, watcher=display, interruption=interruption)
 
@@ -360,7 +361,7 @@ def _measure(
         return (await run_evaluation(request, on_episode=report, counters=counters)).result
 
     if progress and request.policy is PolicyKind.ENGINE:
-        note(evaluation_size(request.config, request.n_tasks, request.samples))
+        note(evaluation_size(limited_by_tasks(request.config), request.n_tasks, request.samples))
         note(describe_request(request))
     with _count_episodes(request.n_tasks * request.samples, counters, progress, on_episode) as report:
         result = run_until_stopped(run(report), interruption)

@@ -22,7 +22,7 @@ from agentrl.observe.run_folder import RunDirectory
 from agentrl.rollout.environment_probe import check_environments
 from agentrl.rollout.judges import judge_rows
 from agentrl.rollout.loop_choice import select_default_loop
-from agentrl.rollout.task_source import task_source
+from agentrl.rollout.task_source import limited_by_tasks, task_source
 from agentrl.runs.start import StartCheck, check_observers, check_tasks
 from agentrl.serving.launch import usable_gpus
 from agentrl.serving.launch.placement import check_cores_exist, core_warnings, gpu_rows
@@ -47,7 +47,7 @@ def training_rows(config: Config, *, gpus: int | None = None, step_s: float | No
         check_cores_exist(config)
     placed = gpu_rows(config, len(usable_gpus(os.environ)) if gpus is None else gpus)
     late = [] if step_s is None else check_staleness(config, step_s)
-    sizes = rows(at_largest(config))
+    sizes = rows(limited_by_tasks(at_largest(config)))
     planned = plan_rows(config)
     return [*sizes, *late, *branch_rows(config), *rate_rows(config), *planned, *judge_rows(config), *placed]
 

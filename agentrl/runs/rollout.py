@@ -156,20 +156,37 @@ class Rollout:
             self._status_writer,
         ):
             self._watcher.on_start(self.folder.path, self.status)
-            async with AsyncExitStack() as stack:
-                await self._prepare(stack, total)
-                await self._play(total)
+            self._enter(Phase.PREPARE)
+            self._played = self._read_played()
+            if self._played.first >= total:
+                self._end_at_once()
+            else:
+                async with AsyncExitStack() as stack:
+                    await self._prepare(stack, total)
+                    await self._play(total)
         return RolloutResult(folder=self.folder.path, groups=total, episodes=total * self._size)
+
+    def _end_at_once(self) -> None:
+        """Say that nothing is left to play; neither an engine nor an environment has been started."""
+        self.status.step = _last_step(self.folder)
+        more = 2 * self.config.trainer.steps
+        text = f"all episodes of the run have been played; to play more, add trainer.steps={more}"
+        _log.info("%s", text)
+        self._watcher.on_message(text)
+        self._save_changes()
+
+    def _save_changes(self) -> None:
+        if self._run.changes:
+            self.folder.save_config(dump_config(self.config))
+        _write_size(self._run)
 
     async def _prepare(self, stack: AsyncExitStack, total: int) -> None:
         config, folder = self.config, self.folder
-        self._enter(Phase.PREPARE)
         self._status_writer.watch = stack.enter_context(
             self._waits.report_stalls(config.rollout.stall_report_s, self._say_stall)
         )
         if config.curriculum.horizon is not None or config.curriculum.pools is not None:
             self._say("curriculum is not used: without a trainer, all tasks are drawn in the order of the run")
-        self._played = self._read_played()
         self._open_metrics(stack)
         self._store = stack.enter_context(TrajectoryStore(folder.trajectories, step=self.status.step + 1))
         policy = await stack.enter_async_context(open_policy(config, PolicyKind.ENGINE, folder.path, trains=True))
@@ -198,9 +215,7 @@ class Rollout:
             self._say(f"kept {kept} finished episodes of incomplete and later groups")
         stack.push_async_callback(self._scheduler.close)
         self._has_signal = learning_signal(Settings(config))
-        if self._run.changes:
-            folder.save_config(dump_config(config))
-        _write_size(self._run)
+        self._save_changes()
 
     def _read_played(self) -> _Played:
         """Read the episodes that are already stored."""
@@ -220,8 +235,7 @@ class Rollout:
         return _Played(first, frozenset(complete), episodes)
 
     def _open_metrics(self, stack: AsyncExitStack) -> None:
-        lines = read_metrics(self.folder.metrics_file)
-        self.status.step = max((line["step"] for line in lines), default=0)
+        self.status.step = _last_step(self.folder)
         self._metrics = MetricsFile(self.folder.metrics_file)
         stack.callback(self._metrics.close)
         values = self.config.model_dump(mode="json")
@@ -270,6 +284,10 @@ class Rollout:
     def _say(self, text: str) -> None:
         _log.warning("%s", text)
         self._watcher.on_message(text)
+
+
+def _last_step(folder: RunDirectory) -> int:
+    return max((int(line["step"]) for line in read_metrics(folder.metrics_file)), default=0)
 
 
 def _write_size(run: Run) -> None:

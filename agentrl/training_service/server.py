@@ -366,8 +366,8 @@ async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamRe
         return _error(429, str(error))
     except web.HTTPRequestEntityTooLarge:
         return _error(413, f"the request is larger than {MAX_BODY_BYTES >> 20} MiB")
-    except web.HTTPException:
-        raise
+    except web.HTTPException as error:
+        return _error(error.status, error.reason)
     except Exception as error:
         _log.exception("a request to the training service failed")
         return _error(500, described_error(error))

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
+from support.waiting import wait_until
 
 from agentrl.config import load_config
 
@@ -134,8 +135,8 @@ def test_a_job_that_slurm_ends_is_queued_again(agentrl: Cli, workplace: Path) ->
     folder = launch(agentrl, ("slurm",), *CPU)
     log = stand_ins(workplace, agentrl=INTERRUPTED)
     job = subprocess.Popen(["bash", str(folder / "job.sbatch")], env=environment_of(log, SLURM_JOB_ID="7"))
-    while not Path(f"{log}.started").exists():
-        assert job.poll() is None
+    wait_until(lambda: Path(f"{log}.started").exists() or job.poll() is not None, "the start of the job")
+    assert job.poll() is None
     job.send_signal(signal.SIGTERM)
     assert job.wait(60) == 130
     assert "scontrol requeue 7" in log.read_text().splitlines()

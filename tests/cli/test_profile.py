@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
+from support.waiting import join
 
 from agentrl.runs.profile import IDLE, OTHER, StackSampler, _phases
 
@@ -58,7 +59,7 @@ def test_samples_count_for_the_part_that_runs():
     thread.start()
     sampler = StackSampler(thread.ident)
     sampler.start()
-    thread.join()
+    join(thread)
     sampler.stop()
     assert sampler.counts[OTHER] > 5
     assert sampler.counts[IDLE] == 0

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import agentrl as library
-from agentrl.cli.start_folder import absolute_command, absolute_name, absolute_path, in_start_folder
+from agentrl.cli.start_folder import OptionsHere, in_start_folder
 from agentrl.config import dump_config, load_config
 from agentrl.errors import UsageError
 from agentrl.observe.console import shown_path
@@ -111,14 +111,24 @@ def test_from_python_the_start_folder_of_an_evaluated_run_is_named(
     assert f"the run was started in {elsewhere.parent / 'project'}" in caplog.text
 
 
-def test_options_become_absolute_if_they_name_files(workplace: Path) -> None:
+def test_options_become_absolute_if_they_name_files(elsewhere: Path) -> None:
+    (elsewhere / "my_agent.py").touch()
+    given = OptionsHere(Path("../project/runs/r"))
+    assert given.command("{python} my_agent.py --most 3") == f"{{python}} {elsewhere}/my_agent.py --most 3"
+    assert (given.command("true"), given.command(None)) == ("true", None)
+    assert given.name("./my_agent.py:Loop/test") == f"{elsewhere}/my_agent.py:Loop/test"
+    assert (given.name("my_agent:Loop"), given.name(None)) == ("my_agent:Loop", None)
+    assert given.names(["environment", "./a.py:b=2"]) == ["environment", f"{elsewhere}/a.py:b=2"]
+    assert (given.path("a/b"), given.path("my_agent.py"), given.path(None)) == ("a/b", f"{elsewhere}/my_agent.py", None)
+    assert (given.output(Path("new.json")), given.output(None)) == (elsewhere / "new.json", None)
+
+
+@pytest.mark.parametrize("run", [None, Path()])
+def test_options_stay_as_they_are_in_a_command_that_stays(workplace: Path, run: Path | None) -> None:
     (workplace / "my_agent.py").touch()
-    assert absolute_command("{python} my_agent.py --most 3") == f"{{python}} {workplace}/my_agent.py --most 3"
-    assert absolute_command("true") == "true"
-    assert absolute_name("./my_agent.py:Loop/test") == f"{workplace}/my_agent.py:Loop/test"
-    assert absolute_name("my_agent:Loop") == "my_agent:Loop"
-    assert absolute_path("a/b") == "a/b"
-    assert absolute_path("my_agent.py") == f"{workplace}/my_agent.py"
+    given, name = OptionsHere(run), "./my_agent.py:Loop"
+    assert (given.command("my_agent.py"), given.path("my_agent.py"), given.name(name)) == (*["my_agent.py"] * 2, name)
+    assert (given.names([name]), given.output(Path("x"))) == ([name], Path("x"))
 
 
 @pytest.mark.slow

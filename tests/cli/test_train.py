@@ -48,6 +48,15 @@ def test_a_dry_run_prints_its_size_and_estimates_first_and_makes_nothing(agentrl
     assert list(workplace.iterdir()) == []
 
 
+def test_a_dry_run_plans_with_the_turns_of_the_tasks(agentrl: Cli, workplace: Path) -> None:
+    (workplace / "tasks.jsonl").write_text('{"seed": 1, "max_turns": 2}\n{"seed": 2, "max_turns": 1}\n' * 40)
+    words = ("train", "--env", "guess_number", "--tasks", "tasks.jsonl", "agent.max_answer_tokens=5", "--dry-run")
+    ended = agentrl(*words, "--show-config")
+    assert "of at most 2 turns x 5 tokens" in ended.out.partition("\n")[0]
+    assert "2 turns x 5, within that limit" in ended.out
+    assert config_after(ended.out)["agent"]["max_turns"] > 2, "the run's own limit is as it was"
+
+
 @pytest.mark.parametrize(
     ("words", "key", "value"),
     [

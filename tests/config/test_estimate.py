@@ -4,8 +4,13 @@ import pytest
 
 from agentrl.builders.episodes import build_env_pool, build_runner
 from agentrl.config import load_config
+from agentrl.config.derived import most_turns, per_environment_configs
 from agentrl.config.estimate import derive, rows, run_size
+from agentrl.env import EnvironmentSpec
+from agentrl.registry import Kind, register, unregister
 from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy, ScriptedPolicy
+from agentrl.rollout.task_source import limited_by_tasks
+from agentrl.task import Task
 
 SMALL = [
     "environment=guess_number",
@@ -63,6 +68,41 @@ def test_the_turns_of_a_plan_are_those_of_the_run(overrides, turns):
     assert f"of at most {turns} turns x 3 tokens" in run_size(config)
     found = {row[0]: row[1:] for row in rows(config)}
     assert found["sampled per episode"] == (f"at most {3 * turns}", f"{turns} turns x 3, within that limit")
+
+
+@pytest.mark.parametrize(
+    ("limits", "overrides", "turns"),
+    [
+        ([3, 2], [], 3),
+        ([3, 2], ["agent.loop=planner_worker", "agent.max_turns=50"], 3),
+        ([3, 2], ["agent.max_turns=2"], 2),
+        ([3, None], [], 10),
+        ([30, 2], [], 10),
+        ([3, 2], ["trainer.episodes=runs/other"], 10),
+    ],
+)
+def test_the_turns_of_a_plan_are_at_most_those_of_its_tasks(tmp_path, limits, overrides, turns):
+    file = tmp_path / "tasks.jsonl"
+    file.write_text("".join(json.dumps({"seed": seed, "max_turns": most}) + "\n" for seed, most in enumerate(limits)))
+    words = [f"environment={{name: guess_number, tasks: {file}}}", "agent.max_answer_tokens=3", *overrides]
+    config = limited_by_tasks(load_config(None, words))
+    assert f"of at most {turns} turns x 3 tokens" in run_size(config)
+    runner = build_runner(config, build_env_pool(config), ScriptedEpisodePolicy(ScriptedPolicy.RANDOM))
+    tasks = [Task(id="t", environment="guess_number", max_turns=most) for most in limits]
+    assert "trainer.episodes" in str(overrides) or turns == max(runner.limits.for_task(t).max_turns for t in tasks)
+
+
+def test_each_environment_of_a_mix_has_the_turns_of_its_tasks(tmp_path):
+    """Tasks may also be a list that an environment makes."""
+    listed = [Task(id=str(most), environment="listed", max_turns=most) for most in (4, 6)]
+    register(Kind.ENVIRONMENT, "listed", EnvironmentSpec(name="listed", make=object, tasks=lambda split: listed))
+    try:
+        words = ["environment=null", "environments={a: {name: listed}, b: {name: guess_number}, c: {name: listed}}"]
+        config = limited_by_tasks(load_config(None, [*words, "environments.c.agent.max_turns=5"]))
+        turns = {part.label: most_turns(part) for part in per_environment_configs(config)}
+    finally:
+        unregister(Kind.ENVIRONMENT, "listed")
+    assert turns == {"a": 6, "b": 10, "c": 5}
 
 
 def test_a_step_limit_bounds_the_sequences_of_a_loop_of_separate_turns():

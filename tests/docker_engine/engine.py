@@ -118,7 +118,7 @@ def _stop(process: subprocess.Popen[bytes], folder: Path) -> None:
         process.wait(WAIT_S)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        process.wait(WAIT_S)
     left = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines() if str(folder) in line]
     for place in sorted(left, reverse=True):
         subprocess.run(["umount", "--lazy", place], check=False)

@@ -10,6 +10,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from support.waiting import PATIENCE_S
 
 from agentrl.config.engines import SGLangEngineConfig
 from agentrl.errors import EngineError
@@ -106,7 +107,7 @@ def run(launched_by, all_gone, sglang_python, tmp_path):
     finally:
         started = descendants(process.pid)
         process.kill()
-        process.wait()
+        process.wait(PATIENCE_S)
         print((tmp_path / "said").read_text()[-4000:])
     assert len(started) >= 8, "the guards and processes of two servers"
     assert all_gone(started)

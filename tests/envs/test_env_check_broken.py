@@ -8,12 +8,12 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.waiting import wait_until
 
 from agentrl.testing import check_env
 from agentrl.testing.env_subject import EFFORTS
@@ -187,8 +187,7 @@ def test_ctrl_c_still_ends_the_check(tmp_path: Path) -> None:
         "        threading.Event().wait()\n"
     )
     process = start("waiting_world:Waiting", "--only", HERE, folder=tmp_path)
-    while not begun.exists() and process.poll() is None:
-        time.sleep(0.01)
+    wait_until(lambda: begun.exists() or process.poll() is not None, "a step that waits")
     os.kill(process.pid, signal.SIGINT)
     code, told, complained = outcome(process)
     assert (code, told) == (130, "")

@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 
 import gymnasium
 import pytest
+from support.waiting import join
 
 from agentrl.env import AsyncEnv, EnvironmentSpec, Isolation
 from agentrl.errors import UsageError
@@ -325,7 +326,7 @@ class Threaded(Arrows):
     def close(self) -> None:
         if hasattr(self, "end"):
             self.end.set()
-            self.thread.join()
+            join(self.thread)
 
 
 class Opening(Arrows):

@@ -93,8 +93,14 @@ ENCODED = {
     "gzip that ends early": ("gzip", gzip.compress(WHOLE)[:-12], 400),
     "gzip of too much": ("gzip", gzip.compress(b" " * (65 << 20)), 413),
     "deflate": ("deflate", zlib.compress(WHOLE), 200),
+    "deflate without a header": ("deflate", zlib.compress(WHOLE)[2:-4], 200),
     "not deflate": ("deflate", WHOLE, 400),
-    "one that is not known here": ("br", WHOLE, 400),
+    "more than deflate": ("deflate", zlib.compress(WHOLE) + b"{}", 400),
+    "two members of gzip": ("gzip", gzip.compress(WHOLE[:9]) + gzip.compress(WHOLE[9:]), 200),
+    "gzip that is padded": ("gzip", gzip.compress(WHOLE) + bytes(8), 200),
+    "gzip with a spelling": ("GZip", gzip.compress(WHOLE), 200),
+    "nothing": ("gzip", b"", 400),
+    "one that is not known here": ("br", WHOLE, 415),
 }
 
 
@@ -114,9 +120,9 @@ async def test_encoded_bodies_are_read_or_refused(played, caplog, name):
 
 BROKEN = {
     "not JSON": ({}, b"{", 400, True),
-    "not gzip": ({"Content-Encoding": "gzip"}, WHOLE, 400, False),
+    "not gzip": ({"Content-Encoding": "gzip"}, WHOLE, 400, True),
     "gzip that ends early": ({"Content-Encoding": "gzip"}, gzip.compress(WHOLE)[:-12], 400, True),
-    "unknown coding": ({"Content-Encoding": "br"}, WHOLE, 400, False),
+    "unknown coding": ({"Content-Encoding": "br"}, WHOLE, 415, True),
     "too long": ({"Content-Length": str(65 << 20)}, b"", 413, False),
     "a broken chunk": ({"Transfer-Encoding": "chunked"}, b"Z\r\n{", 400, False),
     "foreign key": ({"Authorization": "Bearer other", "Content-Length": "99"}, b"{", 401, False),

@@ -2,6 +2,7 @@
 
 import asyncio
 import gzip
+import io
 import json
 from urllib.parse import urlsplit
 
@@ -79,14 +80,43 @@ async def test_unusual_json_is_read_as_others_do(played, sent):
     await played(play, "it is so")
 
 
-@pytest.mark.parametrize("coding", ["x-gzip", "gzip, gzip", "compress"])
+@pytest.mark.parametrize("coding", ["br", "zstd", "x-gzip", "gzip, gzip", "compress", "gzip, br"])
 async def test_a_coding_that_is_not_read_is_named(played, coding):
     async def play(gateway, session):
         data, headers = gzip.compress(BODY), {"Content-Encoding": coding}
-        status, _, refusal = await fetch(gateway, CHAT, key=session.key, data=data, headers=headers)
+        status, answered, refusal = await fetch(gateway, CHAT, key=session.key, data=data, headers=headers)
         assert (status, refusal["error"]["code"]) == (415, "unsupported")
-        assert f"Content-Encoding '{coding}' is not read here" in refusal["error"]["message"]
+        assert (answered["Accept-Encoding"], answered["x-should-retry"]) == ("gzip, deflate", "false")
+        expected = f"Content-Encoding '{coding}' is not read here: expected gzip, deflate or none"
+        assert refusal["error"]["message"] == expected
         assert (await fetch(gateway, CHAT, key=session.key))[0] == 200
+
+    await played(play, "it is so")
+
+
+REFUSED = {
+    "unknown coding": ({"Content-Encoding": "br"}, BODY, 415),
+    "broken coding": ({"Content-Encoding": "gzip"}, BODY, 400),
+    "too long": ({}, b" " * ((64 << 20) + 1), 413),
+    "too long when decoded": ({"Content-Encoding": "gzip"}, gzip.compress(b" " * ((64 << 20) + 1)), 413),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+async def test_a_body_that_is_not_read_is_refused_in_each_dialects_form(played, name):
+    headers, data, expected = REFUSED[name]
+
+    async def play(gateway, session):
+        async with aiohttp.ClientSession() as http:
+            for path in (CHAT, "/v1/responses", "/v1/messages", "/v1/messages/count_tokens"):
+                sent = {"x-api-key": session.key, "Content-Type": "application/json"} | headers
+                async with http.post(gateway.url + path, data=io.BytesIO(data), headers=sent) as answer:
+                    refusal = await answer.json()
+                assert answer.status == expected
+                assert (refusal.get("type") == "error") == ("messages" in path)
+                assert refusal["error"]["type"] in ("invalid_request_error", "request_too_large")
+                assert "Content-Encoding" in refusal["error"]["message"] or expected == 413
+        await fetch(gateway, CHAT, key=session.key)
 
     await played(play, "it is so")
 

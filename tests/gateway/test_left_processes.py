@@ -31,7 +31,8 @@ def cheat():
 WAITING = """
 def work():
     program = os.getppid()  # whoever takes in the orphans: the program has ended once the reward is there
-    while not os.path.exists("reward.json"):
+    until = time.monotonic() + 60.0  # nobody ends it if the program fails before
+    while not os.path.exists("reward.json") and time.monotonic() < until:
         time.sleep(0.001)
     time.sleep(1.0)
     cheat()

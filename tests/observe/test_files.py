@@ -2,6 +2,7 @@ import os
 import threading
 
 import pytest
+from support.waiting import join
 
 from agentrl.errors import UsageError
 from agentrl.observe.files import JsonLinesWriter, read_json_lines, write_output
@@ -28,7 +29,7 @@ def test_an_output_goes_through_links_and_pipes_and_replaces_files(tmp_path):
     reader = threading.Thread(target=lambda: read.append(pipe.read_bytes()))
     reader.start()
     write_output(pipe, b"through")
-    reader.join()
+    join(reader)
     assert read == [b"through"]
     assert pipe.is_fifo()
     write_output(tmp_path / "new" / "file", b"made")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from support.waiting import join
 
 import agentrl
 
@@ -73,7 +74,7 @@ def service() -> Iterator[str]:
         thread.start()
         yield f"http://127.0.0.1:{server.server_port}/v1"
         server.shutdown()
-        thread.join()
+        join(thread)
 
 
 async def test_their_evaluation_gives_our_rewards(service: str, tmp_path: Path) -> None:

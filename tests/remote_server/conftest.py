@@ -13,6 +13,7 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
+from support.waiting import join
 
 from agentrl.env import EnvironmentSpec
 from agentrl.remote.server import EnvironmentServer, MCPServer, OpenEnvServer, ServerSettings
@@ -38,7 +39,7 @@ class LoopThread:
             self.run(end())
         self.run(self._cancel_tasks())
         self.loop.call_soon_threadsafe(self.loop.stop)
-        self.thread.join()
+        join(self.thread)
         self.loop.close()
 
     async def _cancel_tasks(self) -> None:

@@ -158,6 +158,13 @@ def test_compression_bomb_is_rejected_by_its_decompressed_size(url: str) -> None
     assert status(say(url, head("POST", f"{SESSION}/step", *lines) + data)) == 413
 
 
+def test_an_unknown_encoding_is_named(url: str) -> None:
+    lines = JSON, b"Content-Encoding: br\r\n", b"Content-Length: 2\r\n"
+    answer = say(url, head("POST", f"{SESSION}/step", *lines) + b"{}")
+    assert status(answer) == 415
+    assert b"Content-Encoding 'br' is not read here: expected gzip, deflate or none" in answer
+
+
 @pytest.mark.parametrize(
     "request_bytes",
     [

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +19,7 @@ import gymnasium
 import pytest
 import rollout_worlds
 from support import SLACK
+from support.waiting import wait_until
 
 import agentrl
 from agentrl.config.environment import EnvironmentConfig
@@ -185,8 +185,7 @@ def test_nothing_survives_a_killed_trainer(tmp_path, isolation, is_stopped):
 
 
 def wait_for_end(processes):
-    while processes & process_parents().keys():
-        time.sleep(0.01)
+    wait_until(lambda: not processes & process_parents().keys(), "the end of the worker", within_s=30 * SLACK)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -197,8 +196,7 @@ async def test_a_signal_to_a_supervisor_ends_it_and_its_worker_without_a_traceba
         supervisor = pool._workers[0]._process.pid
         processes = processes_below({supervisor}, process_parents())
         os.kill(supervisor, number)
-        async with asyncio.timeout(30 * SLACK):
-            await asyncio.to_thread(wait_for_end, processes)
+        await asyncio.to_thread(wait_for_end, processes)
     assert "Traceback" not in capfd.readouterr().err
 
 
@@ -227,8 +225,7 @@ async def test_a_worker_whose_processes_are_all_stopped_is_killed_and_replaced(
         ):
             await asyncio.wait_for(world.step("x"), timeout=60)
         stopping.cancel()
-    async with asyncio.timeout(30 * SLACK):
-        await asyncio.to_thread(wait_for_end, processes)
+    await asyncio.to_thread(wait_for_end, processes)
     assert (await play_one_step(pool, TASK)).result.done
 
 

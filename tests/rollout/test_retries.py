@@ -2,6 +2,7 @@
 
 import pytest
 
+from agentrl.agent_loop import AgentLoop
 from agentrl.errors import Outcome
 from agentrl.rollout.waits import RolloutObserver
 from agentrl.serving.scripted import Failure, ScriptedAnswer, ScriptedEngine
@@ -59,3 +60,36 @@ async def test_retries_end(make_runner, play, worlds):
     trajectory = await play(runner)
     assert (trajectory.attempt, trajectory.outcome) == (2, Outcome.ENVIRONMENT_ERROR)
     assert runner.counters.outcomes[Outcome.ENVIRONMENT_ERROR] == 3
+
+
+class BrokenLoop(AgentLoop):
+    async def run(self, episode):
+        raise KeyError(episode.task.id)
+
+
+@pytest.mark.parametrize("broken", ["environment", "loop", "engine"])
+async def test_the_first_failures_of_a_kind_are_logged_and_then_their_number(
+    make_runner, play, worlds, make_engine, caplog, broken
+):
+    """An evaluation of an environment that always fails wrote a line for each attempt."""
+    failing = ScriptedAnswer(token_ids=[1], failure=Failure.RAISE)
+    engine = make_engine(failing if broken == "engine" else "forward")
+    runner = make_runner(lambda: worlds.Faulty("raise"), engine=engine, retries=1)
+    if broken == "loop":
+        runner.loop = BrokenLoop()
+    for number in range(12):
+        await play(runner, group_id=f"g{number}", task_id=f"t{number}")
+    told = [record.getMessage() for record in caplog.records if "attempt" in record.getMessage()]
+    assert [text.partition(" ")[0] for text in told] == ["attempt"] * 3 + ["10"]
+    assert told[2].endswith("Later failures of this kind are counted, and logged at 10, 100, 1000 …")
+    assert told[3].startswith("10 attempts have failed in this way; the latest, g4/0.1: ")
+    assert sum(record.exc_info is not None for record in caplog.records) == 3 * (broken == "loop")
+    assert runner.counters.incidents.attempts == 24
+
+
+async def test_each_kind_of_failure_is_logged(make_runner, play, worlds, caplog):
+    runner = make_runner(worlds.Faulty, "forward")
+    for number in range(4):
+        await play(runner, options={"fault": "raise"}, group_id=f"a{number}")
+    await play(runner, options={"fault": "nan"}, group_id="b")
+    assert "attempt b/0.0" in caplog.text

@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from support.waiting import PATIENCE_S
 
 from agentrl.builders import scratch
 from agentrl.builders.scratch import scratch_corpus
@@ -57,9 +58,10 @@ async def test_the_waits_of_its_episodes_are_those_of_the_run(waiting):
     config, most = waiting
     waits = WaitTracker()
     corpus = asyncio.create_task(scratch_corpus(config, waits=waits))
-    while not any(wait.kind is WaitKind.ENVIRONMENT for wait in waits.list_waits()):
-        assert not corpus.done()
-        await asyncio.sleep(0.001)
+    async with asyncio.timeout(PATIENCE_S):
+        while not any(wait.kind is WaitKind.ENVIRONMENT for wait in waits.list_waits()):
+            assert not corpus.done()
+            await asyncio.sleep(0.001)
     corpus.cancel()
     await asyncio.wait({corpus})
     assert most

@@ -14,6 +14,7 @@ import pytest
 from support import SLACK
 from support.named_waits import wait_until_named
 from support.programs import start_program
+from support.waiting import join
 
 WORLDS = Path(__file__).parents[1] / "worlds"
 SCRATCH = "model.scratch={layers: 1, hidden_size: 32, heads: 2, kv_heads: 1, vocab_size: 300, max_context: 256}"
@@ -42,7 +43,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     words = ["train", "--env", "letters:Letters", "--model", "scratch", "run.name=run", SCRATCH, *WORDS[2:]]
     plain = ["agent={loop: react_text, options: {format: plain, explain: false}, max_answer_tokens: 4}"]
     process = start_program([*words, *plain, "trainer={steps: 1, tasks_per_step: 1}"], folder, WORLDS, {})
-    process.join()
+    join(process)
     assert process.exitcode == 0, (folder / "output").read_text()
     return folder / "runs" / "run" / "model"
 
@@ -71,7 +72,7 @@ def start(model: Path, tmp_path: Path):
     yield run
     for process in started:
         process.kill()
-        process.join()
+        join(process)
 
 
 def interrupt(process: BaseProcess, times: int) -> float:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from support.waiting import PATIENCE_S
 
 from agentrl.sandbox.interpreter import PROGRAM
 from agentrl.sandbox.interpreter_main import HEAD, TAIL
@@ -39,7 +40,7 @@ def program():
     yield program
     with program.process:  # which closes its pipes
         program.process.stdin.close()
-        assert program.process.wait() == 0
+        assert program.process.wait(PATIENCE_S) == 0
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,10 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.waiting import wait_until
 
 from agentrl.errors import SandboxError, UsageError
 from agentrl.sandbox import Limits, SandboxFileError, SandboxSpec, isolation, open_sandbox, supervised
@@ -49,22 +48,15 @@ def processes_with(word: str) -> list[int]:
     return found
 
 
-def wait_until(holds: Callable[[], bool]) -> bool:
-    end = time.monotonic() + 60
-    while not holds() and time.monotonic() < end:
-        time.sleep(0.01)
-    return holds()
-
-
 def test_a_sandbox_dies_with_the_process_that_made_it():
     with subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None
         try:
             assert owner.stdout.readline() == "ready\n"
-            assert wait_until(lambda: processes_with("987") != [])
+            wait_until(lambda: processes_with("987"), "a process of the sandbox")
         finally:
             owner.send_signal(signal.SIGKILL)
-    assert wait_until(lambda: processes_with("987") == [])
+    wait_until(lambda: not processes_with("987"), "the end of the sandbox")
     find_hierarchy.cache_clear()
     hierarchy = find_hierarchy()
     folders = hierarchy.folders.values() if hierarchy is not None else ()
@@ -80,7 +72,7 @@ async def test_a_start_that_is_given_up_leaves_no_process():
         start.cancel()
         await sandbox.close()
         await asyncio.gather(start, return_exceptions=True)
-    assert wait_until(lambda: not processes_with(word))
+    wait_until(lambda: not processes_with(word), "the end of the program")
 
 
 async def test_a_killed_sandbox_is_a_failure_of_the_machinery():
@@ -117,7 +109,7 @@ async def test_a_sandbox_whose_processes_are_all_stopped_closes(spec: SandboxSpe
     assert len(processes) >= 3
     async with asyncio.timeout(END_DEADLINE_S / 2):
         await sandbox.close()
-    assert wait_until(lambda: not processes & process_parents().keys())
+    wait_until(lambda: not processes & process_parents().keys(), "the end of all processes")
 
 
 async def test_a_sandbox_whose_processes_are_all_stopped_keeps_its_limits(monkeypatch: pytest.MonkeyPatch):
@@ -125,14 +117,14 @@ async def test_a_sandbox_whose_processes_are_all_stopped_keeps_its_limits(monkey
     monkeypatch.setattr(supervised, "SUPERVISOR_ANSWER_S", 0.3)
     async with open_sandbox() as sandbox:
         program = await sandbox.spawn("exec sleep 989")
-        assert await asyncio.to_thread(wait_until, lambda: processes_with("989"))
+        await asyncio.to_thread(wait_until, lambda: processes_with("989"), "a process of the sandbox")
         processes = stop_everything(sandbox)
         with pytest.raises(SandboxError, match=r"does not answer: got no answer to the request signal in 0\.3 s"):
             await program.kill()
         assert processes_with("989")
         with pytest.raises(SandboxError, match=r"the sandbox does not answer and was killed: got no answer in 0\.5 s"):
             await sandbox.exec("true", limits=Limits(seconds=0.2))
-        assert wait_until(lambda: not processes & process_parents().keys())
+        wait_until(lambda: not processes & process_parents().keys(), "the end of all processes")
         with pytest.raises(SandboxError, match="the sandbox is gone"):
             await sandbox.exec("true")
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from support.waiting import PATIENCE_S
 
 from agentrl.sandbox import orphan_guard
 from agentrl.sandbox.orphan_guard import VARIABLE, OrphanGuard, end_marked, marked_processes, without_mark
@@ -42,7 +43,7 @@ def test_marked_programs_end_and_others_live_on(monkeypatch: pytest.MonkeyPatch)
     finally:
         for process in (plain, stopped, stubborn, other):
             process.kill()
-            process.communicate()
+            process.communicate(timeout=PATIENCE_S)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -59,5 +60,5 @@ def test_a_guard_that_is_closed_leaves_programs_alone(monkeypatch: pytest.Monkey
     guard.close()
     assert child.poll() is None
     child.kill()
-    child.communicate()
+    child.communicate(timeout=PATIENCE_S)
     assert VARIABLE not in without_mark(os.environ)

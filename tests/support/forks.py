@@ -25,7 +25,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple
+from typing import NamedTuple, TextIO
 
 AGENTRL = ("-c", "import sys; from agentrl.cli import main; main(sys.argv[1:])")
 """Words that start the command line; those of a command follow."""
@@ -33,6 +33,10 @@ RESUME = "import sys; from agentrl.runs import rl, start; rl.train(start.resume_
 """A program that resumes a run, whose folder is its argument."""
 OWNER_CHECK_S = 2.0
 """Seconds between two looks whether the process that started the server still exists."""
+PATIENCE_S = 240.0
+"""Seconds that tests wait for others; on a busy machine everything takes twenty times as long."""
+LAST_WORDS_S = 5.0
+"""Seconds to read what a program wrote that was killed because it did not end."""
 NUMBER = struct.Struct("<i")
 """Format of the process id of a program and of its exit code."""
 
@@ -142,25 +146,44 @@ class ForkedProgram:
     def stop(self) -> None:
         """Stop the program, and return once all of its threads stand still."""
         self.send_signal(signal.SIGSTOP)
+        until = time.monotonic() + PATIENCE_S
         while self.poll() is None and not _stands_still(self.pid):
+            assert time.monotonic() < until, f"waited {PATIENCE_S:g} s in vain for program {self.pid} to stand still"
             time.sleep(0.001)
 
     def poll(self) -> int | None:
         """Return its exit code, or None while it runs."""
-        return self._exit_code(block=False)
+        return self._exit_code(0.0)
 
-    def wait(self) -> EndedProgram:
-        """Read what it still writes, and wait for its end."""
-        out, err = self.stdout.read(), self.stderr.read()
-        code = self._exit_code(block=True)
-        assert code is not None
-        return EndedProgram(code, out, err)
+    def wait(self, *, within_s: float = PATIENCE_S) -> EndedProgram:
+        """Read what it still writes, and wait for its end; end it and fail if that takes too long."""
+        told = {"out": "", "err": ""}
+
+        def read(name: str, stream: TextIO) -> None:
+            told[name] = stream.read()
+
+        streams = (("out", self.stdout), ("err", self.stderr))
+        readers = [
+            threading.Thread(target=read, args=each, name=f"reader of {each[0]}", daemon=True) for each in streams
+        ]
+        until = time.monotonic() + within_s
+        for reader in readers:
+            reader.start()
+        for reader in readers:
+            reader.join(max(0.0, until - time.monotonic()))
+        code = self._exit_code(max(0.0, until - time.monotonic()))
+        if code is None or any(reader.is_alive() for reader in readers):
+            self.send_signal(signal.SIGKILL)
+            for reader in readers:
+                reader.join(LAST_WORDS_S)
+            raise AssertionError(f"waited {within_s:g} s in vain for the end of program {self.pid}; it wrote: {told}")
+        return EndedProgram(code, told["out"], told["err"])
 
     def kill(self) -> int:
         """End the program if it still runs, and return its exit code."""
         self.send_signal(signal.SIGKILL)
-        code = self._exit_code(block=True)
-        assert code is not None
+        code = self._exit_code(PATIENCE_S)
+        assert code is not None, f"waited {PATIENCE_S:g} s in vain for the end of program {self.pid}, which was killed"
         return code
 
     def close(self) -> None:
@@ -170,10 +193,10 @@ class ForkedProgram:
         self.stderr.close()
         self._ending.close()
 
-    def _exit_code(self, *, block: bool) -> int | None:
+    def _exit_code(self, within_s: float) -> int | None:
         if self._code is None:
-            self._ending.setblocking(block)
-            with contextlib.suppress(BlockingIOError):
+            self._ending.settimeout(within_s)
+            with contextlib.suppress(BlockingIOError, TimeoutError):
                 self._code = _number(self._ending)
         return self._code
 

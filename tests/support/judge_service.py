@@ -7,6 +7,8 @@ import time
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from support.waiting import join
+
 ATTEMPT = re.compile(
     r"^--- (?:transcript|attempt \d+) begins (#\w+)$(.*?)^--- (?:transcript|attempt \d+) ends \1$", re.M | re.S
 )
@@ -94,4 +96,4 @@ def judge_service(says, **options):
             yield service
         finally:
             server.shutdown()
-            thread.join()
+            join(thread)

@@ -80,14 +80,54 @@ def answer(method: str, parameters: dict) -> dict:
     return {"error": {"code": -32601, "message": f"no method {method}"}}
 
 
+def pretty(told: object) -> str:
+    return json.dumps(told, indent=2) + "\n"
+
+
+def line(told: object) -> str:
+    return json.dumps(told).replace("\\udce9", "\udce9") + "\n"
+
+
+def nested(depth: int) -> str:
+    return f'", "x": {"[" * depth}{"]" * depth}, "y": "'
+
+
+NOTICE = {"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": "info", "data": "busy"}}
+WRITERS = {
+    "line": line,
+    "pretty": pretty,
+    "batch": lambda told: line([NOTICE, told]),
+    "pretty batch": lambda told: pretty([NOTICE, told]),
+    "batch of lines": lambda told: f"[\n{line(NOTICE).strip()},\n{line(told)}]\n",
+    "two on a line": lambda told: line(NOTICE).strip() + line(told),
+    "byte order mark": lambda told: "\ufeff" + line(told),
+    "byte order mark, pretty": lambda told: "\ufeff" + pretty(told),
+    "carriage returns": lambda told: pretty(told).replace("\n", "\r\n"),
+    "raw line breaks": lambda told: json.dumps(told).replace("3 rows", "3\nrows") + "\n",
+    "log": lambda told: f"[INFO] listening (1\n{{'a': [1\n\n{{\n  name: 'x'\n}}\n7\n{line({'id': 1})}{line(told)}",
+    "log of answers": lambda told: f"sending {line(told)}{told!r}\n{line(told)}",
+    "log before an answer": lambda told: f"[INFO] ready{line(told)}",
+    "Python": lambda told: f"{told!r}\n",
+    "cut": lambda told: line(told)[:-5] + "\n",
+    "cut before others": lambda told: line(told)[:-5] + "\n" + line(NOTICE),
+    "UTF-16": lambda told: line(told).encode("utf-16-le").decode("latin-1"),
+    "frames": lambda told: f"Content-Length: {len(line(told)) - 1}\r\n\r\n{line(told).strip()}",
+    "deep": lambda told: line(told).replace("3 rows", nested(10_000)),
+    "quite deep": lambda told: line(told).replace("3 rows", nested(480)),
+}
+"""Ways to write an answer: ``--write NAME`` chooses one."""
+
+
 if __name__ == "__main__":
-    for line in sys.stdin:
-        request = json.loads(line)
+    write = WRITERS[sys.argv[sys.argv.index("--write") + 1] if "--write" in sys.argv else "line"]
+    for asked in sys.stdin:
+        request = json.loads(asked)
         if "id" in request:
             told = {"jsonrpc": "2.0", "id": request["id"], **answer(request["method"], request.get("params") or {})}
             told = {key: value for key, value in told.items() if value is not ...}
             if "--text-ids" in sys.argv and told.get("id"):
                 told["id"] = str(told["id"])
-            written = json.dumps(told).replace("\\udce9", "\udce9")
-            sys.stdout.buffer.write(written.encode(errors="surrogateescape") + b"\n")
+            only_calls = "--calls" in sys.argv and request["method"] != "tools/call"
+            written = (line if only_calls else write)(told)
+            sys.stdout.buffer.write(written.encode(errors="surrogateescape"))
             sys.stdout.flush()

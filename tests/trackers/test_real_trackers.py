@@ -7,6 +7,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
+from support.waiting import join
 
 from agentrl.observe.metrics import read_metrics
 from agentrl.observe.run_folder import RunDirectory
@@ -236,7 +237,7 @@ def collector():
     thread.start()
     yield server
     server.shutdown()
-    thread.join()
+    join(thread)
     server.server_close()
 
 

@@ -12,6 +12,7 @@ from ranks_here import Group, forked, group_of
 from safetensors.torch import load_file
 from support.forks import exit_code
 from support.models import tiny_model
+from support.waiting import join
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from agentrl.builders.workers import serve_launched_rank
@@ -311,7 +312,7 @@ def test_a_copy_of_the_state_is_written_while_the_next_step_runs(alone, path, mo
         thread = threading.Thread(target=write, args=(tmp_path / "beside",))
         thread.start()
         second = step(parts, module_trajectories)
-        thread.join()
+        join(thread)
         parts = group.build(settings(name, path, 2), model, reference=str(path))
         parts.trainer.checkpoint.load(tmp_path / "beside")
         assert step(parts, module_trajectories)["train/loss"] == second["train/loss"]

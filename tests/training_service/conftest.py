@@ -14,6 +14,7 @@ os.environ["TINKER_TELEMETRY"] = "0"  # events would arrive after the servers of
 import pytest
 from support.models import tiny_model
 from support.tokenizers import build_tokenizer
+from support.waiting import join
 
 from agentrl.cli.serve_training import read_service_config
 from agentrl.render.tokenizers import load_tokenizer
@@ -64,7 +65,7 @@ class Served:
     def close(self) -> None:
         self.wait(self.server.close())
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
+        join(self._thread)
         self._loop.close()
 
 

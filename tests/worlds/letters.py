@@ -80,7 +80,10 @@ class Gated(Letters):
         self.gate = gate
 
     def step(self, action):
+        until = time.monotonic() + 240.0
         while action != "aeiou" and not os.path.exists(self.gate):
+            if time.monotonic() > until:
+                raise TimeoutError(f"nobody opened {self.gate}")
             time.sleep(0.05)
         return super().step(action)
 

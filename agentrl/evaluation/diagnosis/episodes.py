@@ -20,7 +20,8 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from agentrl.errors import Outcome, SourceLocation, with_location
+from agentrl.config.derived import agent_loop_class
+from agentrl.errors import Outcome, SourceLocation, UsageError, with_location
 from agentrl.evaluation.diagnosis.finding import ConfigChange, Finding
 from agentrl.evaluation.diagnosis.policy import has_risen
 from agentrl.evaluation.diagnosis.summary import MIN_EVENTS, WHOLE, EpisodeCounts, RunSummary
@@ -28,8 +29,6 @@ from agentrl.observe.idle_steps import learns_nothing, share_that_differs
 
 MANY = 0.2
 """Minimum share of episodes, of answers, or of steps without learning for reporting a problem."""
-ONE_STEP_LOOPS = ("single_turn", "self_described", "caption_reasoner")
-"""Shipped loops that end an episode after one answer to the environment."""
 MAJORITY = 0.5
 """Share of unusable answers among the whole ones, up to which the cut explains those that were cut."""
 CERTAIN = 4.0
@@ -120,6 +119,15 @@ def _is_cut_by_environment(run: RunSummary) -> bool:
     return limit is not None and 0 < longest < limit
 
 
+def _plays_one_step(run: RunSummary) -> bool:
+    """Return True if the run's loop ends episodes after one step; False if the loop does not exist here."""
+    name = run.setting("agent.loop")
+    try:
+        return name is not None and agent_loop_class(name).plays_one_step
+    except UsageError:  # the code of the run is elsewhere, or has changed
+        return False
+
+
 def truncated_episodes(run: RunSummary) -> Iterator[Finding]:
     """Find episodes that ended because a budget ran out."""
     episodes = run.episodes
@@ -130,7 +138,7 @@ def truncated_episodes(run: RunSummary) -> Iterator[Finding]:
         is_tokens = outcome is Outcome.TRUNCATED_TOKENS
         advice = "and the context of the engine and the model, if it is shorter" if is_tokens else ""
         changes: tuple[ConfigChange, ...] = (run.double_limit(key),)
-        if outcome is Outcome.TRUNCATED_TURNS and run.setting("agent.loop") in ONE_STEP_LOOPS:
+        if outcome is Outcome.TRUNCATED_TURNS and _plays_one_step(run):
             what, key, changes = "their turns", f"agent.loop={run.setting('agent.loop')} plays one", ()
             advice = "choose a loop that plays several turns (agent.loop=tool_calling or react_text)"
         elif outcome is Outcome.TRUNCATED_TURNS and _is_cut_by_environment(run):

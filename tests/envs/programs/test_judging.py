@@ -11,6 +11,7 @@ from agentrl.envs.programs import pipes
 from agentrl.envs.programs.judging import Case, Solution, Verdict, judge
 from agentrl.envs.programs.sameness import is_same, show
 from plain_sandbox import PlainSandbox
+from support.waiting import PATIENCE_S
 
 from agentrl.errors import EnvironmentFailure
 from agentrl.sandbox import Command, ExecResult, SandboxSpec
@@ -145,7 +146,9 @@ async def test_a_blocked_event_loop_is_not_the_solutions_fault(monkeypatch: pyte
     monkeypatch.setattr(pipes, "TICK_S", 0.02)
     monkeypatch.setattr(pipes, "MAX_RUN_S", 0.0)  # no more time for a slow machine
     judging = asyncio.create_task(verdict(RIGHT, cases=CASES * 6, seconds=0.8))
+    until = time.monotonic() + PATIENCE_S
     while not judging.done():
+        assert time.monotonic() < until, "the judging does not end"
         time.sleep(0.1)  # noqa: ASYNC251 - as a step of the local engine blocks
         for _ in range(5):
             await asyncio.sleep(0)

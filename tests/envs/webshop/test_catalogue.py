@@ -31,6 +31,7 @@ from agentrl.envs.webshop.shop import CatalogueSource, open_shop
 from agentrl.envs.webshop.tables import Texts
 from agentrl.envs.webshop.tasks import SPLITS, WebShopTasks, goal_number, split_goals
 from agentrl.envs.webshop.vocabulary import load_vocabulary
+from support.waiting import PATIENCE_S
 
 from agentrl.errors import UsageError
 
@@ -324,7 +325,7 @@ print([shop.product(int(row)).title for row in shop.search(["lotion"], "")[:3]])
 def test_processes_that_make_a_shop_at_once_see_the_same() -> None:
     command = [sys.executable, "-c", SCRIPT]
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    first, second = (process.communicate()[0] for process in processes)
+    first, second = (process.communicate(timeout=PATIENCE_S)[0] for process in processes)
     assert [process.returncode for process in processes] == [0, 0]
     assert first == second
     assert first.count("Body Lotion") == 3

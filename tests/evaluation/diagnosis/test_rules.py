@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+from agentrl.agent_loops.single_turn import SingleTurn
 from support.episodes import episode
 
 from agentrl.config import load_config
@@ -23,6 +24,7 @@ from agentrl.evaluation.diagnosis.parts import code_failures
 from agentrl.evaluation.diagnosis.summary import EpisodeCounts, RunSummary
 from agentrl.evaluation.diagnosis.watch import Reminder, RunDiagnosis
 from agentrl.observe.incidents import MAX_DISTINCT, Incidents
+from agentrl.registry import Kind, register, unregister
 
 RULE = {"reward function rule": SourceLocation("/home/me/rewards.py", 7)}
 ENVIRONMENT: dict[str, SourceLocation | None] = {}
@@ -356,7 +358,16 @@ def test_episodes_that_the_environment_ends_need_no_more_turns():
     assert [(change.key, change.value) for change in budget.changes] == [("agent.max_turns", 100)]
 
 
-@pytest.mark.parametrize("loop", ["single_turn", "caption_reasoner"])
+@pytest.fixture
+def once():
+    """A user's loop, registered under a name."""
+    register(Kind.AGENT_LOOP, "once", type("Once", (SingleTurn,), {}))
+    yield
+    unregister(Kind.AGENT_LOOP, "once")
+
+
+@pytest.mark.usefixtures("once")
+@pytest.mark.parametrize("loop", ["single_turn", "caption_reasoner", "self_described", "once"])
 def test_a_loop_of_one_turn_needs_another_loop(loop):
     config = load_config(None, ["environment=guess_number", f"agent.loop={loop}"])
     counts = evidence_of(*(episode(0.0, outcome=Outcome.TRUNCATED_TURNS, answer=n) for n in range(20)))
@@ -365,6 +376,13 @@ def test_a_loop_of_one_turn_needs_another_loop(loop):
     assert f"their turns ran out (agent.loop={loop} plays one)" in problem.sentence
     assert problem.changes == ()
     assert "react_text" in problem.advice
+
+
+def test_a_loop_that_is_not_here_plays_several_turns():
+    config = load_config(None, ["environment=guess_number", "agent.loop=no_such_module:Loop"])
+    cut = evidence_of(*(episode(outcome=Outcome.TRUNCATED_TURNS) for _ in range(4)))
+    (problem,) = truncated_episodes(RunSummary(episodes=cut, config=config))
+    assert "plays one" not in problem.sentence
 
 
 def test_failures_of_code_explain_a_constant_reward():

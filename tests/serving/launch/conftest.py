@@ -55,7 +55,9 @@ for flag in flags:
 fork()
 fork(leave=True)
 (folder / str(os.getpid())).touch()
+until = time.monotonic() + 240
 while len(list(folder.iterdir())) < 3:
+    assert time.monotonic() < until, "the forks do not start"
     time.sleep(0.01)
 
 class Handler(http.server.BaseHTTPRequestHandler):

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.waiting import PATIENCE_S
 
 PARENT = """
 import asyncio, os, signal, sys, time
@@ -66,7 +67,7 @@ def parent(fakes, tmp_path):
     yield start
     for process in processes:
         process.kill()
-        process.wait()
+        process.wait(PATIENCE_S)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
+from support.waiting import join
 from support.written_episodes import EpisodeWriter, scripts
 from transformers import AutoTokenizer
 
@@ -54,7 +55,7 @@ class RunningViewer:
         """Stop the server and its thread."""
         self._call(self.server.close())
         self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join()
+        join(self._thread)
         self.loop.close()
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import expect
+from support.waiting import join
 
 from agentrl.runs.rl import train
 
@@ -27,7 +28,7 @@ def training(small_runs: Path, tmp_path: Path, run_viewer):
         worker = threading.Thread(target=train, args=(run,))
         yield run_viewer([tmp_path / "runs"]).url, worker, gate
         gate.touch()
-        worker.join()
+        join(worker)
 
 
 def test_pages_follow_a_run_that_trains(new_visitor, training, keep_picture) -> None:
