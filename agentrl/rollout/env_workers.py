@@ -166,7 +166,12 @@ class EnvAdapter:
             return self._random.choice(require_actions(actions))
         space = self._optional("action_space")
         if space is None:
-            raise UsageError("a random policy needs admissible_actions() or an action_space")
+            raise UsageError(
+                "the environment does not say what random actions are",
+                got="no admissible_actions() and no action_space",
+                expected="one of them, for random play: a policy, or the text from which a new model learns its words",
+                hint="add to the class: action_space = gymnasium.spaces.Text(200)",
+            )
         if self._random is None:
             self._random = random.Random(seed)
             space.seed(seed % 2**32)
