@@ -440,7 +440,7 @@ class GroupScheduler:
             return
         self._failure = TrainingError(
             f"{one.subject} failed in {one.count} of {incidents.attempts} attempts",
-            got=f"{one.cause} ({one.file} line {one.line})",
+            got=f"{one.cause.removeprefix('got ')} ({one.file} line {one.line})",
             hint=f"{nothing}; fix the reported error{check}",
         )
         self._failure.subject = one.subject
