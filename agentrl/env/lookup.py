@@ -55,7 +55,8 @@ GYMNASIUM_PLUGINS = "gymnasium.envs"
 OWN_NAMESPACE = "agentrl"
 ADAPTER = "gymnasium"
 """Registry name of the adapter that creates Gymnasium environments, and converts numbers to text."""
-_OWN = ("reset", "close")
+_SCORE = "get_reward"
+_OWN = ("reset", "close", _SCORE)
 """Public methods that are not tools."""
 
 
@@ -378,10 +379,11 @@ def tool_methods(kind: type) -> list[str]:
 class TRLEnvironment(gymnasium.Env[str, str]):
     """An environment for TRL's GRPOTrainer (``environment_factory``): a plain class whose methods are tools.
 
-    Every public method except ``reset`` and ``close`` is a tool. The attribute ``reward``, where there is one, is the
-    return of the episode so far. An answer without a call ends the episode. The text of an exception that a tool raises
-    is the tool's answer. ``reset`` receives the options of the task as keyword arguments. Source: TRL's documentation,
-    "OpenEnv Integration for Training LLMs with Environments"; docs/environments.md has an example.
+    Every public method except ``reset``, ``close`` and ``get_reward`` is a tool. What ``get_reward()`` returns or,
+    without it, the attribute ``reward`` is the return of the episode so far; it is read after each call. An answer
+    without a call ends the episode. The text of an exception that a tool raises is the tool's answer. ``reset``
+    receives the options of the task as keyword arguments. Source: TRL's documentation, "OpenEnv Integration for
+    Training LLMs with Environments"; docs/environments.md has an example.
 
     Args:
         kind: The object's class.
@@ -432,7 +434,8 @@ class TRLEnvironment(gymnasium.Env[str, str]):
 
     def _gain(self) -> float:
         """Return the reward added since the last call."""
-        found = getattr(self._inner, "reward", None)
+        score = getattr(self._inner, _SCORE, None)
+        found = score() if callable(score) else getattr(self._inner, "reward", None)
         total = 0.0 if found is None else bounded_reward(found)
         if total is None:
             kind = type(self._inner).__name__

@@ -124,6 +124,19 @@ async def test_the_return_of_an_episode_is_the_reward_at_its_end(run, texts):
     assert texts(trajectory)[:2] == ["Hello World!", "Hello"]
 
 
+class Scored(EchoToolEnv):
+    def get_reward(self):
+        return self.reward + 1
+
+
+async def test_get_reward_is_the_return_and_not_a_tool(run):
+    assert tool_methods(Scored) == ["echo"]
+    trajectory = await run(Scored, call("echo", message="Hello World!"), call("echo", message="Hello"), "Done.")
+    assert [turn.reward for turn in trajectory.turns] == pytest.approx([2.2, -0.7, 0.0])
+    trajectory = await run(Scored, "Done.")
+    assert trajectory.reward == 1.0
+
+
 async def test_an_exception_for_the_model_becomes_the_tools_answer_and_is_not_a_failure(run, texts):
     answers = (call("guess", guess="[stone]"), *[call("guess", guess="[crane]")] * 2, "Solved.")
     trajectory = await run(WordleEnv, *answers)
