@@ -434,7 +434,7 @@ class GroupScheduler:
         nothing = f"{self._failed_in_a_row} groups in a row have {few} to train on"
         incidents = self._counters.incidents
         one = next((one for one in incidents.worst() if one.kind == latest.outcome and one.file is not None), None)
-        if one is None and latest.outcome.is_trainable and latest.reward is None:
+        if one is None and latest.outcome and latest.outcome.is_trainable and latest.reward is None:
             self._failure = TrainingError(
                 nothing,
                 got=f"None from every reward function for {latest.id}, which says that none applies",

@@ -52,7 +52,12 @@ def read_tasks(path: str | Path, *, environment: str) -> Sequence[Task]:
 def _task(row: Mapping[str, Any], location: str, number: int, environment: str) -> Task:
     unknown = sorted(set(row) - set(_FIELDS))
     if unknown:
-        raise UsageError(f"{location} has unknown columns", got=", ".join(unknown), expected=", ".join(_FIELDS))
+        raise UsageError(
+            f"{location} has unknown columns",
+            got=", ".join(unknown),
+            expected=", ".join(_FIELDS),
+            hint="options holds what the environment's reset reads, and columns what reward functions read",
+        )
     given = {name: value for name, value in row.items() if value is not None}
     for name, (kind, expected) in _CHECKED.items():
         if name in given and (not isinstance(given[name], kind) or isinstance(given[name], bool)):
