@@ -8,6 +8,7 @@ the worker starts it. A thread that hangs is abandoned and replaced.
 from __future__ import annotations
 
 import asyncio
+import copy
 import functools
 import os
 import random
@@ -76,6 +77,7 @@ class EnvAdapter:
         self._deferred_action: str | None = None
         """Expert action to take after a mistake."""
         self._random: random.Random | None = None
+        self._sampled: tuple[Any, Any] = (None, None)
 
     @property
     def is_async(self) -> bool:
@@ -174,8 +176,11 @@ class EnvAdapter:
             )
         if self._random is None:
             self._random = random.Random(seed)
-            space.seed(seed % 2**32)
-        return await sample_text(space)
+            self._sampled = space, copy.deepcopy(space)  # a class attribute is shared by concurrent episodes
+            self._sampled[1].seed(seed % 2**32)
+        if space is not self._sampled[0]:  # the environment has changed its actions
+            self._sampled = space, copy.deepcopy(space)
+        return await sample_text(self._sampled[1])
 
     async def expert(self) -> bool:
         """Request the environment's expert for later calls of `expert_action`; return True if it can make mistakes."""

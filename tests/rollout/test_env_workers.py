@@ -137,3 +137,18 @@ async def test_a_world_without_random_actions_says_what_needs_them():
         UsageError, match=r"no action_space, expected one of them, .* new model .* Add to the class: action_"
     ):
         await adapter.random_action(1)
+
+
+async def test_random_actions_do_not_depend_on_other_episodes_with_the_same_space():
+    """A class attribute is one space for all episodes, which run concurrently."""
+
+    async def play(between):
+        adapter = EnvAdapter(lambda: Plain(), {})
+        await adapter.reset(0, {})
+        found = []
+        for _ in range(3):
+            found.append(await adapter.random_action(1))
+            between()
+        return found
+
+    assert await play(Plain.action_space.sample) == await play(lambda: None)
