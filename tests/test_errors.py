@@ -84,3 +84,15 @@ async def test_cancellation_passes_through_a_boundary() -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+async def test_a_stop_iteration_keeps_its_place_and_type() -> None:
+    async def step() -> int:
+        return next(iter(()))
+
+    with pytest.raises(EnvironmentFailure) as failed:
+        async with async_boundary(EnvironmentFailure, "step", deadline_s=60):
+            await step()
+    assert "got StopIteration: " in str(failed.value)
+    assert failed.value.location is not None
+    assert (failed.value.location.file, failed.value.location.code) == (__file__, "return next(iter(()))")

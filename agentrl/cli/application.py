@@ -19,7 +19,7 @@ from agentrl.cli.commands import COMMANDS, RUN_OR_CONFIG, CommandEntry
 from agentrl.cli.exits import ExitCode, end_despite_foreign_code
 from agentrl.cli.help_pages import PlainCommand, PlainGroup, examples
 from agentrl.errors import AgentRLError, UsageError
-from agentrl.observe.console import VisibleFormatter, note, print_error
+from agentrl.observe.console import VisibleFormatter, note, paths_shown_from, print_error
 from agentrl.observe.run_folder import missing_run_error
 
 DEBUG = "--debug"
@@ -70,7 +70,8 @@ def _run(arguments: Sequence[str], imported: Callable[[], None]) -> None:
         refuse_key_options(words)
         program = build(chosen)
         imported()
-        program(args=words, prog_name="agentrl")
+        with paths_shown_from(Path(here)):  # environments may change the working folder
+            program(args=words, prog_name="agentrl")
     except KeyboardInterrupt:
         note("interrupted")
         sys.exit(ExitCode.INTERRUPTED)

@@ -339,11 +339,19 @@ def did_you_mean(name: object, known: Iterable[str]) -> str | None:
 
 def described_error(error: BaseException) -> str:
     """Return the type and text of an exception from user code, whose text may be long or may itself fail."""
+    error = _as_raised(error)
     try:
         text = str(error)
     except BaseException as failed:
         text = f"(its text cannot be read: {type(failed).__name__})"
     return f"{type(error).__name__}: {text[:MAX_REASON_CHARS]}"
+
+
+def _as_raised(error: BaseException) -> BaseException:
+    """Return the ``StopIteration`` (of ``next()``, for example) that Python replaced when it left a coroutine."""
+    cause = error.__cause__
+    is_replaced = type(error) is RuntimeError and isinstance(cause, StopIteration | StopAsyncIteration)
+    return cause if is_replaced and cause is not None and "raised Stop" in str(error) else error
 
 
 def raised_in(error: BaseException, file: str | None = None) -> str | None:
@@ -355,7 +363,7 @@ def raised_in(error: BaseException, file: str | None = None) -> str | None:
 def raised_at(error: BaseException, file: str | None = None) -> SourceLocation | None:
     """Return the line that raised an exception; with `file`, the line in that file, or ``None`` if there is none."""
     place: TracebackType | None = None
-    entry = error.__traceback__
+    entry = _as_raised(error).__traceback__
     while entry is not None:
         if file in (None, entry.tb_frame.f_code.co_filename):
             place = entry

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import threading
 import time
 from collections import deque
@@ -176,14 +177,14 @@ def with_share(metrics: Mapping[str, float]) -> Mapping[str, float]:
     return metrics if share is None else {**metrics, "groups/differ": share}
 
 
-def step_words(step: int, steps: int, metrics: Mapping[str, float]) -> str:
-    """Describe a training step in one line.
+def step_words(step: int, steps: int, metrics: Mapping[str, float | None]) -> str:
+    """Describe a training step in one line; a number that a metrics file has as null was not finite.
 
     >>> step_words(3, 60, {"success/mean": 0.25, "reward/mean": 0.25, "time/tokens_per_s": 1234.0})
     'step 3/60  success 25.0%  reward 0.250  tokens/s 1,234'
     """
-    metrics = with_share(metrics)
-    parts = [f"{c.title} {c.format.format(metrics[c.metric])}" for c in columns_of(_worth_showing(metrics))]
+    shown = with_share({name: math.nan if value is None else value for name, value in metrics.items()})
+    parts = [f"{c.title} {c.format.format(shown[c.metric])}" for c in columns_of(_worth_showing(shown))]
     return "  ".join([f"step {step}/{steps}", *parts])
 
 

@@ -8,6 +8,7 @@ the worker starts it. A thread that hangs is abandoned and replaced.
 from __future__ import annotations
 
 import asyncio
+import copy
 import functools
 import os
 import random
@@ -78,6 +79,7 @@ class EnvAdapter:
         self._deferred_action: str | None = None
         """Expert action to take after a mistake."""
         self._random: random.Random | None = None
+        self._sampled: tuple[Any, Any] = (None, None)
 
     @property
     def is_async(self) -> bool:
@@ -174,11 +176,19 @@ class EnvAdapter:
             return self._random.choice(require_actions(actions))
         space = self._optional("action_space")
         if space is None:
-            raise UsageError("a random policy needs admissible_actions() or an action_space")
+            raise UsageError(
+                "the environment does not say what random actions are",
+                got="no admissible_actions() and no action_space",
+                expected="one of them, for random play: a policy, or the text from which a new model learns its words",
+                hint="add to the class: action_space = gymnasium.spaces.Text(200)",
+            )
         if self._random is None:
             self._random = random.Random(seed)
-            space.seed(seed % 2**32)
-        return await sample_text(space)
+            self._sampled = space, copy.deepcopy(space)  # a class attribute is shared by concurrent episodes
+            self._sampled[1].seed(seed % 2**32)
+        if space is not self._sampled[0]:  # the environment has changed its actions
+            self._sampled = space, copy.deepcopy(space)
+        return await sample_text(self._sampled[1])
 
     async def expert(self) -> bool:
         """Request the environment's expert for later calls of `expert_action`; return True if it can make mistakes."""

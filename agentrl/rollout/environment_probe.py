@@ -67,7 +67,8 @@ def probe_environment(
                     asyncio.run(_ask(lambda: env, question, answer))
         except AgentRLError as error:
             if answer.done():
-                _log.warning("closing environment %s failed: %s", spec.name, error)
+                what = f"closing environment {spec.name} failed"
+                _log.warning("%s", EnvironmentFailure(what, got=error.got, expected=error.expected, hint=error.hint))
             else:
                 answer.set_exception(error)
 

@@ -95,6 +95,7 @@ class RuntimeEpisode(Episode):
         self._ended_by_tool: Outcome | None = None
         self._ended_by_own_tool = False
         """True if a tool of the environment ended the episode."""
+        self._was_reset = False
         self._has_state_keys = False
         self._policy = policy
         self._history = task.messages[:-1] if task.messages and loop.opens_with_task else None
@@ -126,6 +127,7 @@ class RuntimeEpisode(Episode):
     async def _reset_environment(self) -> Content:
         """Reset the environment, store its info, and return the agent's first observation."""
         result = await self.environment.reset(self.task)
+        self._was_reset = True
         self.tools = {**self._configured, **self._check_tool_names(result.tools)}
         self.action_hint = self._cut_text(result.action_hint)
         if not (self.action_hint or self.spec.answer_format or self.task.prompt or result.tools):
@@ -153,6 +155,12 @@ class RuntimeEpisode(Episode):
     async def step(self, action: str) -> StepResult:
         """Take an action."""
         async with self._stepping:
+            if not self._was_reset:  # the environment may still be in the state of another episode
+                raise UsageError(
+                    f"agent loop {type(self.loop).__name__} acts before the environment is reset",
+                    got=f"the action {shorten(action)}",
+                    expected="await episode.reset() at the beginning of run()",
+                )
             if self.is_over:
                 raise UsageError(
                     f"agent loop {type(self.loop).__name__} acts after the end of the episode",
@@ -457,6 +465,7 @@ class RecordedConversation(Conversation):
         self._history = history
         self._trajectory = trajectory
         self._messages = list(messages)
+        self._is_answering = False
         trajectory.conversations.append(self._messages)
 
     def add(self, *messages: Message) -> None:
@@ -466,7 +475,17 @@ class RecordedConversation(Conversation):
 
     async def generate(self, *, prefill: str = "", options: TurnOptions = PLAIN_TURN) -> Answer:
         """Let the policy take a turn."""
-        answer = await self._conversation.generate(prefill=prefill, options=options)
+        if self._is_answering:
+            raise UsageError(
+                "the agent loop asks for two answers of one conversation at the same time",
+                expected="one answer after the other",
+                hint="open or fork a conversation for each concurrent answer",
+            )
+        self._is_answering = True
+        try:
+            answer = await self._conversation.generate(prefill=prefill, options=options)
+        finally:
+            self._is_answering = False
         if not options.trained:
             self._hide()
             return answer

@@ -434,13 +434,21 @@ class GroupScheduler:
         nothing = f"{self._failed_in_a_row} groups in a row have {few} to train on"
         incidents = self._counters.incidents
         one = next((one for one in incidents.worst() if one.kind == latest.outcome and one.file is not None), None)
+        if one is None and latest.outcome and latest.outcome.is_trainable and latest.reward is None:
+            self._failure = TrainingError(
+                nothing,
+                got=f"None from every reward function for {latest.id}, which says that none applies",
+                expected="a number from at least one function for most tasks",
+                hint="let a function return 0 for an answer that deserves nothing",
+            )
+            return
         if one is None:
             got = f"{latest.outcome} in {latest.id}: {latest.error or 'no reward'}"
             self._failure = TrainingError(nothing, got=got, hint=f"fix the reported error{check}")
             return
         self._failure = TrainingError(
             f"{one.subject} failed in {one.count} of {incidents.attempts} attempts",
-            got=f"{one.cause} ({one.file} line {one.line})",
+            got=f"{one.cause.removeprefix('got ')} ({one.file} line {one.line})",
             hint=f"{nothing}; fix the reported error{check}",
         )
         self._failure.subject = one.subject

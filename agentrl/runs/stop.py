@@ -371,7 +371,8 @@ class StopRequest:
 def run_until_stopped(work: Coroutine[Any, Any, T], request: StopRequest | None = None) -> T:
     """Run a coroutine in a new event loop like `asyncio.run`, but abandon tasks and threads that do not end.
 
-    The loop's default executor starts one daemon thread per concurrent call.
+    The loop's default executor starts one daemon thread per concurrent call. Afterwards, `sys.stdout` and `sys.stderr`
+    are what they were before: ``redirect_stdout`` in concurrent threads may leave one thread's stream behind.
 
     Args:
         work: Coroutine to run.
@@ -385,6 +386,7 @@ def run_until_stopped(work: Coroutine[Any, Any, T], request: StopRequest | None 
     loop.set_default_executor(DaemonThreads("agentrl-default"))
     main = loop.create_task(work)
     main.add_done_callback(lambda _: loop.stop())
+    streams = sys.stdout, sys.stderr
     with request.bound(loop, main):
         try:
             asyncio.set_event_loop(loop)
@@ -394,6 +396,7 @@ def run_until_stopped(work: Coroutine[Any, Any, T], request: StopRequest | None 
             if main.done():
                 ignore_result(main)  # raised below, or already raised by the loop
             _close(loop)
+            sys.stdout, sys.stderr = streams
     if request.count and (main.cancelled() or not main.done()):
         raise KeyboardInterrupt
     return main.result()

@@ -232,7 +232,9 @@ def _check_callable(kind: str, name: str, function: Any) -> None:
     if not callable(function):
         raise ConfigError(f"the {kind} {name} is not a function", got=type(function).__name__, expected="a function")
     try:
-        inspect.signature(function).bind_partial(None)
+        signature = inspect.signature(function)
+        options = {one.name: None for one in signature.parameters.values() if one.kind is one.KEYWORD_ONLY}
+        signature.bind(None, **options)
     except TypeError as error:
         raise ConfigError(
             f"the {kind} {name} cannot be called",

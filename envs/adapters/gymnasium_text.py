@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -12,7 +13,7 @@ import numpy as np
 from gymnasium import spaces
 
 from agentrl.env import EnvironmentSpec, Isolation
-from agentrl.errors import UsageError
+from agentrl.errors import UsageError, raised_at, raised_in
 from agentrl.message import Content
 from agentrl.task import seed_tasks
 
@@ -121,7 +122,18 @@ def _create(env_id: str | type[gymnasium.Env[Any, Any]], options: dict[str, Any]
             return gymnasium.make(env_id, disable_env_checker=True, **options)
         return env_id(**options)
     except (gymnasium.error.Error, ModuleNotFoundError, TypeError) as error:
-        raise UsageError(f"the Gymnasium environment {env_id} cannot be created", got=error) from error
+        name = env_id if isinstance(env_id, str) else f"{env_id.__module__}:{env_id.__qualname__}"
+        what = f"the Gymnasium environment {name} cannot be created"
+        raise UsageError(what, got=error, hint=_next_step(error)) from error
+
+
+def _next_step(error: Exception) -> str | None:
+    """Return the line of a constructor that failed, or say where its arguments come from if they are wrong."""
+    place = raised_at(error)
+    if place is None or not isinstance(error, TypeError):
+        return None
+    is_call = place.file == __file__ or Path(gymnasium.__file__).parent in Path(place.file).parents
+    return "the arguments of its constructor are keys of environment.options" if is_call else raised_in(error)
 
 
 def _has_numbers(env: gymnasium.Env[Any, Any]) -> bool:

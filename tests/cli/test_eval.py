@@ -323,6 +323,34 @@ def test_an_environment_that_explains_nothing_is_told_so_and_its_failure_has_a_l
     assert "silent_game.py line 11" in ended.err
 
 
+WANDERER = """
+import os
+import gymnasium
+
+class Wanderer(gymnasium.Env):
+    action_hint = "a word"
+    observation_space = action_space = gymnasium.spaces.Text(20)
+
+    def reset(self, *, seed=None, options=None):
+        os.chdir("/")
+        return "?", {}
+
+    def step(self, action):
+        return "", 1.0, True, False, {}
+"""
+
+
+def test_paths_are_shown_from_the_users_folder_if_an_environment_changes_it(
+    agentrl: Cli, workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (workplace / "wanderer.py").write_text(WANDERER)
+    monkeypatch.syspath_prepend(workplace)
+    ended = agentrl("eval", "--env", "wanderer:Wanderer", "--policy", "random", "--tasks", "1")
+    assert ended.code == 0, ended.err
+    assert Path.cwd() == Path("/")
+    assert "episodes are kept in runs/evaluations/random-" in ended.err
+
+
 @pytest.fixture
 def chat() -> Iterator[Callable[[dict[str, int] | None], str]]:
     """Starts a chat service that guesses 50, and counts tokens as it is told."""

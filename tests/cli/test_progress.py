@@ -15,7 +15,7 @@ import agentrl.cli.learn
 import agentrl.observe.terminal
 from agentrl.errors import Outcome
 from agentrl.observe.progress import Phase, RolloutProgress, RunStatus
-from agentrl.observe.terminal import EpisodeCounter, Heartbeat, LineWatcher, Speed, counting, status_words
+from agentrl.observe.terminal import EpisodeCounter, Heartbeat, LineWatcher, Speed, counting, status_words, step_words
 from agentrl.trajectory import Trajectory
 
 Cli = Callable[..., Any]
@@ -132,3 +132,8 @@ def test_a_counter_tells_success_or_else_the_mean_reward(success: bool | None, w
     played.success, played.reward, played.outcome = success, 0.25, Outcome.FINISHED
     counter.add(played)
     assert counter.words() == words
+
+
+def test_a_number_that_was_not_finite_is_told_as_nan() -> None:
+    """Such numbers are null in a metrics file, which a report reads."""
+    assert step_words(1, 2, {"train/loss": None, "reward/mean": 0.5}) == "step 1/2  reward 0.500  loss nan"

@@ -297,6 +297,23 @@ def test_a_reward_function_that_always_fails_is_told_once_with_its_cause_and_cou
     assert "4 groups in a row have no episode to train on; fix the reported error" in last
 
 
+def test_a_reward_that_is_always_wrong_is_told_with_what_was_expected(
+    agentrl: Cli, workplace: Path, small: tuple[str, ...]
+) -> None:
+    (workplace / "empty.py").write_text("def reward(trajectory, task) -> float:\n    return None\n")
+    words = ["--env", "guess_number", "--reward", "./empty.py:reward", "--model", "scratch", "trainer.steps=2"]
+    ended = agentrl("train", *words, "rollout.retries=0", *small)
+    assert "attempts: got NoneType None, expected a finite number" in ended.err.splitlines()[-1]
+
+
+def test_rewards_that_never_apply_are_named_as_the_cause(agentrl: Cli, workplace: Path, small: tuple[str, ...]) -> None:
+    (workplace / "never.py").write_text("def reward(trajectory, task) -> float | None:\n    return None\n")
+    words = ["--env", "guess_number", "--reward", "./never.py:reward", "--model", "scratch", "trainer.steps=2"]
+    ended = agentrl("train", *words, *small)
+    assert ended.code == 1
+    assert "got None from every reward function for" in ended.err.splitlines()[-1]
+
+
 def test_a_dry_run_refuses_staleness_that_drops_allowed_episodes(agentrl: Cli, workplace: Path) -> None:
     words = ["agent.max_seconds=300", "rollout={max_staleness: 1, batch_order: greedy}", "--dry-run"]
     ended = agentrl("train", "quickstart", *words, "--step-seconds", "60")

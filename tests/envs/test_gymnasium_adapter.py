@@ -77,14 +77,29 @@ class Talker(gymnasium.Env[Any, Any]):
     observation_space = action_space = spaces.Text(9)
 
 
+class Sized(gymnasium.Env[Any, Any]):
+    observation_space = action_space = spaces.Text(9)
+
+    def __init__(self, size: int) -> None:
+        self.half = size / 2
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
+        ({"env_id": Sized}, r":Sized cannot be created: got .*'size'. The arguments .* keys of environment\.options"),
+        (
+            {"env_id": Sized, "size": "2"},
+            r"created: got .* It was raised in .* line \d+: self.half = size / 2",
+        ),
         ({"env_id": Pictures}, "too large for text: got 12,288 numbers.*TextAdapter"),
         ({"env_id": Talking}, "has no text form: got Sequence"),
         ({"env_id": Talker, "actions": ["a"]}, "uses text already"),
         ({"env_id": "CartPole-v1", "actions": ["left"]}, "action names do not fit"),
-        ({"env_id": "CartPole-v1", "colour": 1}, "CartPole-v1 cannot be created: got .*'colour'"),
+        (
+            {"env_id": "CartPole-v1", "colour": 1},
+            r"CartPole-v1 cannot be created: .*'colour'.*environment\.options",
+        ),
         ({"env_id": "NoSuchGame-v0"}, "NoSuchGame-v0 cannot be created: got .*NoSuchGame"),
         ({"env_id": "no_such_module:Game-v0"}, "cannot be created: got .*no_such_module"),
     ],

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from agentrl.envs.puzzles.sokoban import SPEC as SOKOBAN
 
-from agentrl.errors import EnvironmentFailure, failure_of
+from agentrl.errors import EnvironmentFailure, UsageError, failure_of
 from agentrl.rollout.env_returns import WrongReturn
 from agentrl.rollout.env_workers import EnvAdapter
 
@@ -128,3 +128,27 @@ async def test_admissible_actions_become_plain_texts():
 def test_what_is_not_an_environment_is_refused_when_it_is_made(made):
     with pytest.raises(WrongReturn, match="expected an object with reset, step and close"):
         EnvAdapter(lambda: made, {})
+
+
+async def test_a_world_without_random_actions_says_what_needs_them():
+    adapter = EnvAdapter(lambda: Plain(action_space=None), {})
+    await adapter.reset(0, {})
+    with pytest.raises(
+        UsageError, match=r"no action_space, expected one of them, .* new model .* Add to the class: action_"
+    ):
+        await adapter.random_action(1)
+
+
+async def test_random_actions_do_not_depend_on_other_episodes_with_the_same_space():
+    """A class attribute is one space for all episodes, which run concurrently."""
+
+    async def play(between):
+        adapter = EnvAdapter(lambda: Plain(), {})
+        await adapter.reset(0, {})
+        found = []
+        for _ in range(3):
+            found.append(await adapter.random_action(1))
+            between()
+        return found
+
+    assert await play(Plain.action_space.sample) == await play(lambda: None)

@@ -129,7 +129,7 @@ def test_an_environment_that_never_answers_is_reported_with_the_deadline(world: 
 
 @pytest.mark.parametrize(
     ("world", "warning"),
-    [(HangingClose, "was not closed in 0.05 s"), (FailingClose, "RuntimeError: the port is gone")],
+    [(HangingClose, "was not closed in 0.05 s"), (FailingClose, "failed: got RuntimeError: the port is gone")],
 )
 def test_an_environment_that_cannot_be_closed_still_answers(
     world: type, warning: str, caplog: pytest.LogCaptureFixture
@@ -139,6 +139,7 @@ def test_an_environment_that_cannot_be_closed_still_answers(
     [line] = caplog.messages
     assert warning in line
     assert name_of(world) in line
+    assert "making" not in line
 
 
 def test_an_error_of_the_query_is_an_environment_failure_and_the_environment_is_closed() -> None:

@@ -1,5 +1,6 @@
 """Mistakes of agent loops: what they put into conversations, when they act, and how they are defined."""
 
+import asyncio
 import inspect
 
 import pytest
@@ -9,7 +10,7 @@ from agentrl.agent_loop import AgentLoop
 from agentrl.config.derived import make_agent_loop
 from agentrl.errors import ConfigError, Outcome, ToolError, UsageError
 from agentrl.message import user
-from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy, ScriptedPolicy
+from agentrl.rollout.scripted_policies import ScriptedConversation, ScriptedEpisodePolicy, ScriptedPolicy
 
 
 class Restless(AgentLoop):
@@ -27,6 +28,43 @@ async def test_an_action_after_the_end_of_the_episode_is_refused(make_runner, pl
     runner = make_runner(worlds.Corridor, "forward")
     runner.loop = Restless()
     with pytest.raises(UsageError, match=r"Restless acts after the end of the episode: got the action 'forward' after"):
+        await play(runner)
+
+
+class Unprepared(AgentLoop):
+    """Acts in the world that an earlier episode left behind."""
+
+    async def run(self, episode):
+        answer = await episode.open([user("Go.")]).generate()
+        await episode.step(answer.text)
+
+
+async def test_an_action_before_the_reset_is_refused(make_runner, play, worlds):
+    """A pooled environment would continue with the state of another task."""
+    runner = make_runner(worlds.Corridor, "forward")
+    runner.loop = Unprepared()
+    with pytest.raises(
+        UsageError, match=r"Unprepared acts before the environment is reset: got the action 'forward', ex"
+    ):
+        await play(runner)
+
+
+class Impatient(AgentLoop):
+    async def run(self, episode):
+        conversation = episode.open([user(await episode.reset())])
+        await asyncio.gather(conversation.generate(), conversation.generate())
+
+
+async def test_concurrent_answers_of_one_conversation_are_refused(make_runner, play, worlds, monkeypatch):
+    async def wait(self, *_, **__):
+        await asyncio.sleep(0)
+
+    monkeypatch.setattr(ScriptedConversation, "generate", wait)
+    runner = make_runner(worlds.Corridor, "forward")
+    runner.loop = Impatient()
+    with pytest.raises(
+        UsageError, match=r"two answers of one conversation at the same time.* Open or fork a conversation"
+    ):
         await play(runner)
 
 

@@ -393,7 +393,9 @@ async def test_unscored_episodes_do_not_train(make):
     unscored = Player(lambda task_id, member: (Outcome.FINISHED, None if member else 1.0))
     (group,) = await make(unscored, batch=1).next_batch()
     assert (len(group.trainable), group.outcome().episodes) == (1, 1)
-    with pytest.raises(TrainingError, match=r"fewer than 2 episodes to train on: got finished in .*/1\.0: no reward"):
+    with pytest.raises(
+        TrainingError, match=r"fewer than 2 episodes to train on: got None from every reward function for .*/1\.0"
+    ):
         await make(unscored, min_members=2).next_batch()
     nobody = Player(lambda task_id, member: (Outcome.FINISHED, None))
     with pytest.raises(TrainingError, match="no episode to train on"):

@@ -64,6 +64,7 @@ def test_nulls_of_merged_task_files_are_columns_of_other_rows(tmp_path):
         ("3", "line 1 is not an object: got int"),
         ("[1]", "row 1 is not an object: got int"),
         ('{"sed": 3}', "line 1 has unknown columns: got sed, expected id, environment, seed"),
+        ('{"wanted": 3}', 'Write values for the environment\'s reset as "options": {"wanted": …}'),
         ('{"id": "a"}\n{"id": "a"}', "two rows with the same id"),
         ('{"id": 1}\n{"id": "1"}', "two rows with the same id"),
         ('{"seed": "3"}', "seed of .* line 1 has the wrong type: got '3', expected a whole number"),

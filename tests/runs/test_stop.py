@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import os
 import signal
 import subprocess
@@ -85,6 +86,16 @@ def test_the_first_signal_sets_the_event_of_a_server_and_the_second_cancels_it(n
     with pytest.raises(KeyboardInterrupt):
         run_with_stop_event(serve)
     assert signal.getsignal(number) == before
+
+
+def test_streams_that_user_code_replaced_are_restored_after_the_work(capsys: pytest.CaptureFixture[str]) -> None:
+    async def replace() -> None:
+        sys.stdout = sys.stderr = io.StringIO()
+
+    run_until_stopped(replace())
+    print("result")
+    print("note", file=sys.stderr)
+    assert capsys.readouterr() == ("result\n", "note\n")
 
 
 def test_only_the_program_ends_its_process_after_a_second_request() -> None:

@@ -20,6 +20,10 @@ def takes_nothing():
     return None
 
 
+def takes_three(token_level_rewards, response_mask, index):
+    return token_level_rewards
+
+
 def raises(_):
     raise KeyError("oops")
 
@@ -98,7 +102,15 @@ def test_what_is_wrong_is_told_under_its_name(model, trajectories, settings, wor
 
 @pytest.mark.parametrize("part", ["advantage", "loss"])
 @pytest.mark.parametrize(
-    ("name", "words"), [("takes_nothing", "got takes_nothing()"), ("NUMBER", "is not a function: got int")]
+    ("name", "words"),
+    [
+        ("takes_nothing", "got takes_nothing()"),
+        (
+            "takes_three",
+            "got takes_three(token_level_rewards, response_mask, index), expected a function of one argument",
+        ),
+        ("NUMBER", "is not a function: got int"),
+    ],
 )
 def test_objects_that_cannot_be_called_are_rejected_before_the_run(model, part, name, words):
     with pytest.raises(ConfigError) as caught:
