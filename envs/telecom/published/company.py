@@ -300,7 +300,9 @@ class CompanyTools:
             if bill["status"] == DRAFT:
                 return bill
         seed = f"{customer_id} {len(self._records['bills'])}".encode()
-        bill = _new_bill(f"B{hashlib.blake2b(seed, digest_size=4).hexdigest()}", customer_id, _NEXT_MONTH, _NEXT_DUE, DRAFT)
+        bill = _new_bill(
+            f"B{hashlib.blake2b(seed, digest_size=4).hexdigest()}", customer_id, _NEXT_MONTH, _NEXT_DUE, DRAFT
+        )
         self._records["bills"].append(bill)
         customer["bill_ids"].append(bill["bill_id"])
         return bill

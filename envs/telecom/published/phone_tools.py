@@ -139,7 +139,7 @@ class PhoneTools:
         """Replaces the settings of the access point.
 
         Args:
-            apn_settings: Some of apn_name (internet or broken), reset_at_reboot, mms_apn, mmsc_url, mms_proxy, mms_port.
+            apn_settings: Any of apn_name (internet or broken), reset_at_reboot, mms_apn, mmsc_url, mms_proxy, mms_port.
         """
         try:
             settings = to_plain(APNSettings(**apn_settings))

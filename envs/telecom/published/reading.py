@@ -14,7 +14,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from agentrl.errors import UsageError
 
-from .schema import CompanyFile, CustomerFile, TaskRow, to_plain
+from .schema import CompanyFile, CustomerFile, GoldAction, TaskRow, to_plain
 from .world import StartFiles, World
 
 M = TypeVar("M", bound=BaseModel)
@@ -37,6 +37,11 @@ class PublishedTask:
         """Kind of the problem: the first part of the id, in brackets, such as ``mms_issue``."""
         head, bracket, _ = self.row.id.removeprefix("[").partition("]")
         return head if bracket and self.row.id.startswith("[") else "published"
+
+    @property
+    def gold(self) -> Sequence[GoldAction]:
+        """The published solution."""
+        return (self.row.evaluation_criteria.actions if self.row.evaluation_criteria else None) or ()
 
     def begin(self) -> World:
         """Return the state in which the task starts.
@@ -97,7 +102,9 @@ def _record(kind: type[M], file: Path) -> M:
         return kind.model_validate(tomllib.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError) as error:  # also errors of TOML and of the records' shape
         got = _first(error) if isinstance(error, ValidationError) else error
-        raise UsageError(f"{file} cannot be read", got=got, expected="tau2-bench's telecom records", hint=HINT) from error
+        raise UsageError(
+            f"{file} cannot be read", got=got, expected="tau2-bench's telecom records", hint=HINT
+        ) from error
 
 
 def _json(file: Path) -> Any:

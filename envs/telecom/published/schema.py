@@ -13,6 +13,7 @@ Technology: TypeAlias = Literal["none", "2G", "3G", "4G", "5G"]
 NetworkMode: TypeAlias = Literal["4g_5g_preferred", "4g_only", "3g_only", "2g_only"]
 Connection: TypeAlias = Literal["connected", "searching", "no_service", "emergency_only"]
 LineStatus: TypeAlias = Literal["Active", "Suspended", "Pending Activation", "Closed"]
+RewardPart: TypeAlias = Literal["DB", "ENV_ASSERTION", "NL_ASSERTION", "ACTION", "COMMUNICATE"]
 Requestor: TypeAlias = Literal["assistant", "user"]
 MMSC_URL = "http://mms.carrier.com/mms/wapenc"
 """Default address for picture messages."""
@@ -261,9 +262,7 @@ class Criteria(BaseModel):
     actions: list[GoldAction] | None = None
     env_assertions: list[Assertion] | None = None
     communicate_info: list[str] | None = None
-    reward_basis: list[Literal["DB", "ENV_ASSERTION", "NL_ASSERTION", "ACTION", "COMMUNICATE"]] = Field(
-        default_factory=lambda: ["DB", "COMMUNICATE"]
-    )
+    reward_basis: list[RewardPart] = ["DB", "COMMUNICATE"]
 
 
 class InitialState(BaseModel):

@@ -103,7 +103,10 @@ class World:
         Raises:
             UsageError: the function does not exist, or cannot be carried out.
         """
-        functions, names = self._functions[step.env_type], COMPANY_TOOLS if step.env_type == "assistant" else PHONE_TOOLS
+        functions, names = (
+            self._functions[step.env_type],
+            COMPANY_TOOLS if step.env_type == "assistant" else PHONE_TOOLS,
+        )
         known = (*public_methods(type(functions)), *names)
         if step.func_name not in known:
             raise UsageError(
