@@ -196,8 +196,10 @@ class PublishedDesk(gymnasium.Env[str, str]):
         return self.step(orjson.dumps({"name": call.name, "arguments": dict(call.arguments)}).decode())
 
     def tool_message(self, action: str) -> Message:
-        """Return the assistant message of a text action, with a tool call if it is one."""
-        return tool_message(action)
+        """Return the assistant message of a text action, with a tool call if it is one of the agent's."""
+        message = tool_message(action)
+        is_own = all(call.name in self._declared for call in message.tool_calls)
+        return message if is_own else Message(role="assistant", content=action)
 
     def expert(self) -> PublishedExpert:
         """Return a policy that makes the published actions; if the customer is a role, it plays both sides."""
