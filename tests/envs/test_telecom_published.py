@@ -345,7 +345,7 @@ def test_missing_files_and_unknown_functions_are_named(data: str) -> None:
         SPEC.instructed({"data": data})
     Path(data, "tasks.json").unlink()
     read_folder.cache_clear()
-    with pytest.raises(UsageError, match=r"has no telecom tasks: expected tasks\.json or tasks_small\.json"):
+    with pytest.raises(UsageError, match=r"has no telecom tasks, expected tasks\.json or tasks_small\.json"):
         SPEC.tasks("test", data=data)
     Path(data, "db.toml").write_text('plans = [{plan_id = "P1"}]', encoding="utf-8")
     with pytest.raises(UsageError, match=r"db.toml cannot be read: got plans.0.name: Field required"):

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from agentrl.message import Content
 
 from ...desks.calls import call_text
+from .customer import PublishedCustomer
 from .instructions import DONE, ENDS
-
-if TYPE_CHECKING:
-    from .desk import PublishedDesk
+from .reading import PublishedTask
 
 ASK = "Please do this on your phone: {name}."
 _HELLO, _OK, _DID, _BYE = "Hello, my phone does not work.", "I am working on it.", "I have done that.", "That was all."
+
+
+class Playable(Protocol):
+    """What the expert sees of the environment."""
+
+    customer: PublishedCustomer | None
+
+    @property
+    def task(self) -> PublishedTask:
+        """The current task."""
 
 
 class PublishedExpert:
@@ -24,7 +33,7 @@ class PublishedExpert:
         desk: The environment.
     """
 
-    def __init__(self, desk: PublishedDesk) -> None:
+    def __init__(self, desk: Playable) -> None:
         self._desk = desk
         self._steps: Iterator[tuple[str, str]] | None = None
         self._next: tuple[str, str] | None = None
