@@ -199,6 +199,22 @@ def test_a_customer_has_the_phone_and_only_its_words_reach_the_agent(data: str) 
     assert (text, reward, terminated) == ("It works. ###STOP###", 1.0, True)
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        '<tool_call>\n{"name": "toggle_data", "arguments": {}}\n</tool_call>',
+        'I will look.\n{"name": "toggle_data", "arguments": {}}',
+        'One moment.\n```json\n{"name": "toggle_data", "arguments": {}}\n```',
+        '```json\n{"name": "toggle_data"}\n```',
+    ],
+)
+def test_a_customers_call_is_read_in_the_notations_of_chat_models(data: str, answer: str) -> None:
+    env = PublishedDesk(data=data, customer="role")
+    env.reset(options={"task_id": "test-0"})
+    shown, *_, info = env.step(answer)
+    assert (shown.startswith("Mobile Data is now OFF."), info["player"]) == (True, "user")
+
+
 def test_a_task_can_limit_the_customers_tools(data: str) -> None:
     env = PublishedDesk(data=data, customer="role")
     _, info = env.reset(options={"task_id": "test-1"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -18,6 +19,9 @@ MAX_CALLS = 12
 """Maximum number of the customer's calls between two of its messages; the runtime allows sixteen answers."""
 TALK = "(Tell the agent what you have found out, before you call another tool.)"
 NOT_YET = "(The conversation has just begun. Say what you want.)"
+_TAGGED = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
+"""A call in the notation of many chat models."""
+_AFTER_WORDS = re.compile(r"\n(?:```(?:json)?\n)?(\{\s*\"name\".*)", re.DOTALL)
 
 
 class CustomerAct(NamedTuple):
@@ -100,7 +104,7 @@ class PublishedCustomer:
     def _read(self, answer: str) -> CustomerAct:
         text = customer_words(answer)
         try:
-            act = read_action(text)
+            act = read_action(call_in(text))
         except ToolError as error:
             return CustomerAct(request=f"Error: {error}")
         if isinstance(act, ToolCall):
@@ -110,6 +114,16 @@ class PublishedCustomer:
         if not self._talk and ends_conversation(act):
             return CustomerAct(request=NOT_YET)
         return CustomerAct(words=act)
+
+
+def call_in(text: str) -> str:
+    """Return the call in a customer's answer, which may have tags, or follow words; without a call, the answer.
+
+    >>> call_in('I look. <tool_call> {"name": "toggle_data"} </tool_call>'), call_in("It is off.")
+    ('{"name": "toggle_data"}', 'It is off.')
+    """
+    found = _TAGGED.search(text) or _AFTER_WORDS.search(text)
+    return text if found is None else found[1].strip()
 
 
 def ends_conversation(words: str) -> bool:
