@@ -133,6 +133,23 @@ def test_native_tools_act_as_texts_do(data: str) -> None:
     assert (last.stop, last.truncated, last.success) == (True, True, False)
 
 
+def test_numbers_are_shown_as_they_were_written_and_may_be_large(data: str) -> None:
+    env = PublishedDesk(data=data)
+    tools = {tool.name: tool for tool in env.tools}
+    env.reset(options={"task_id": "test-0"})
+    refuel = tools["refuel_data"]
+    for amount in (2, 2.0):
+        message = f"Successfully added {amount} GB of data for line L1 for $5.00"
+        assert message in env.step(call_text("refuel_data", {**LINE, "gb_amount": amount}))[0]
+        assert message in refuel(**refuel.validate({**LINE, "gb_amount": amount})).text
+    with pytest.raises(ToolError, match="int too large"):
+        refuel(**LINE, gb_amount=10**400)
+    tools["set_apn_settings"](apn_settings={"mms_port": 10**30})
+    before = env.state_key()
+    env.restore(env.snapshot())
+    assert env.state_key() == before
+
+
 def test_ten_failed_calls_end_the_episode_unsolved(data: str) -> None:
     env = PublishedDesk(data=data)
     env.reset(options={"task_id": "test-0"})

@@ -271,7 +271,7 @@ class CompanyTools:
         """
         return "Transfer successful"
 
-    def refuel_data(self, customer_id: str, line_id: str, gb_amount: float) -> Any:
+    def refuel_data(self, customer_id: str, line_id: str, gb_amount: int | float) -> Any:
         """Adds data to a line, and its price to the customer's next bill.
 
         Args:

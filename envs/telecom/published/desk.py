@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import string
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import gymnasium
-import orjson
 from gymnasium.spaces import Text
 
 from agentrl.errors import ToolError, UsageError
@@ -27,7 +25,7 @@ from .instructions import DONE, agent_tools, customer_tools
 from .reading import PublishedTask
 from .schema import Requestor
 from .task_source import PublishedTasks, default_split, published_task
-from .world import PHONE_TOOLS, World
+from .world import PHONE_TOOLS, World, hash_json
 
 Step: TypeAlias = tuple[str, float, bool, bool, dict[str, Any]]
 MAX_ERRORS = 10
@@ -112,12 +110,15 @@ class PublishedDesk(gymnasium.Env[str, str]):
             UsageError: the episode is over.
             EnvironmentFailure: the customer has given several unusable answers in a row.
         """
-        if self.task and (self._is_over or self._steps >= self.options.max_steps):
-            raise UsageError("the telecom episode is over", expected="reset before the next step")
+        self._check_open()
         if self.customer is not None and self.customer.is_asked:
             return self._hear(self.customer, action)
+        return self._act(action)
+
+    def _act(self, action: str | ToolCall) -> Step:
+        """Take an action of the agent: a call, or a text that may be one."""
         try:
-            act = read_action(action)
+            act = read_action(action) if isinstance(action, str) else action
             if isinstance(act, ToolCall):
                 if act.name == DONE and DONE in self._declared:
                     return self._observe(ENDED, solved=self._end())
@@ -129,6 +130,10 @@ class PublishedDesk(gymnasium.Env[str, str]):
             return self._observe(f"Error: {error}", valid=False)
         self._said.append(act)
         return self.customer.answer(act), 0.0, False, False, self._info()
+
+    def _check_open(self) -> None:
+        if self.task and (self._is_over or self._steps >= self.options.max_steps):
+            raise UsageError("the telecom episode is over", expected="reset before the next step")
 
     def _hear(self, customer: PublishedCustomer, answer: str) -> Step:
         """Take the customer's answer; only its words end the agent's step."""
@@ -182,8 +187,9 @@ class PublishedDesk(gymnasium.Env[str, str]):
 
         @functools.wraps(declared.target)
         def target(**arguments: Any) -> ToolResult:
+            self._check_open()
             call = ToolCall(name=declared.name, arguments=arguments)
-            text, reward, ended, truncated, info = self._take(call)
+            text, reward, ended, truncated, info = self._act(call)
             if not info["valid"] and not ended:
                 raise ToolError(text.removeprefix("Error: "))
             stop = ended or truncated
@@ -191,9 +197,6 @@ class PublishedDesk(gymnasium.Env[str, str]):
             return ToolResult(text, reward=reward, stop=stop, truncated=truncated, success=success)
 
         return DeskTool(declared, target)
-
-    def _take(self, call: ToolCall) -> Step:
-        return self.step(orjson.dumps({"name": call.name, "arguments": dict(call.arguments)}).decode())
 
     def tool_message(self, action: str) -> Message:
         """Return the assistant message of a text action, with a tool call if it is one of the agent's."""
@@ -207,7 +210,7 @@ class PublishedDesk(gymnasium.Env[str, str]):
 
     def state_key(self) -> str:
         """Return a key of the records, the phone, the conversation and the calls."""
-        return hashlib.blake2b(orjson.dumps(self.snapshot()), digest_size=16).hexdigest()
+        return hash_json(self.snapshot())
 
     def snapshot(self) -> dict[str, Any]:
         """Return the episode as JSON types."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +11,6 @@ from typing import Any
 
 from agentrl.errors import ToolError, UsageError
 
-from ...desks.records import hash_records
 from .company import ACTIVE, AWAITING, PAID, CompanyTools, bills_of, customer_by_phone, find_row, line_by_phone
 from .handset import Handset
 from .phone_tools import PhoneTools
@@ -19,6 +19,11 @@ from .starts import CompanyFunctions, PhoneFunctions, public_methods
 
 COMPANY_TOOLS = tuple(public_methods(CompanyTools))
 PHONE_TOOLS = tuple(public_methods(PhoneTools))
+
+
+def hash_json(value: Any) -> str:
+    """Return a hash of JSON values, which may have numbers of any size."""
+    return hashlib.blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +97,10 @@ class World:
         if name not in names:
             raise ToolError(f"Tool '{name}' not found.")
         tools = self.company_tools if requestor == "assistant" else self.phone_tools
-        result = getattr(tools, name)(**arguments)
+        try:
+            result = getattr(tools, name)(**arguments)
+        except OverflowError as error:
+            raise ToolError(str(error)) from error
         if synced:
             self.sync()
         return result if isinstance(result, str) else json.dumps(result)
@@ -142,7 +150,7 @@ class World:
 
     def keys(self) -> tuple[str, str]:
         """Return hashes of the company's records and of the customer's side."""
-        return hash_records(self.records), hash_records(self.phone.to_plain())
+        return hash_json(self.records), hash_json(self.phone.to_plain())
 
     def to_plain(self) -> dict[str, Any]:
         """Return the state as JSON types."""
