@@ -23,11 +23,23 @@ from agentrl.envs.telecom.published.schema import FunctionCall
 from agentrl.envs.telecom.published.task_source import PublishedTasks
 from agentrl.envs.telecom.published.world import COMPANY_TOOLS, PHONE_TOOLS, World
 from agentrl.envs.telecom.spec import SPEC
+from support.tokenizers import build_tokenizer
 
+from agentrl.agent_loop import AgentRole
+from agentrl.config.derived import make_agent_loop
+from agentrl.engine import ChatAnswer, ChatPolicy, SamplingParams, StopReason
 from agentrl.env import EnvironmentSpec
-from agentrl.errors import EnvironmentFailure, ToolError, UsageError
+from agentrl.errors import EnvironmentFailure, Outcome, ToolError, UsageError
+from agentrl.message import Message
 from agentrl.remote.wire import write_served
+from agentrl.render.renderer import Renderer
+from agentrl.rollout.budget import EpisodeLimits
 from agentrl.rollout.env_pool import EnvPool
+from agentrl.rollout.policies import EngineEpisodePolicy
+from agentrl.rollout.roles.role_policies import RolePolicy
+from agentrl.rollout.roles.run_roles import RoleSetup
+from agentrl.rollout.runner import EpisodeRunner
+from agentrl.serving.scripted import ScriptedEngine
 from agentrl.tool import ToolResult
 
 FILES = Path(__file__).parent / "telecom_published"
@@ -385,3 +397,64 @@ def test_missing_files_and_unknown_functions_are_named(data: str) -> None:
         SPEC.tasks("test", data=data)
     with pytest.raises(UsageError, match="need a folder"):
         PublishedDesk()
+
+
+class Guest(ChatPolicy):
+    """A service that plays a customer: it says one text after the other."""
+
+    max_context = 100_000
+
+    def __init__(self, *says: str) -> None:
+        self.says, self.read = list(says), [""]
+
+    async def start(self) -> None:
+        return
+
+    async def chat(self, messages: Any, tools: Any, params: SamplingParams, request_id: str) -> ChatAnswer:
+        self.read.append(messages[-1].text)
+        message = Message(role="assistant", content=self.says.pop(0))
+        return ChatAnswer(message=message, stop_reason=StopReason.STOP, prompt_tokens=1, answer_tokens=1)
+
+    async def close(self) -> None:
+        return
+
+
+async def test_the_runtime_passes_results_to_the_customer_and_words_to_the_agent(data: str) -> None:
+    renderer = Renderer(build_tokenizer("qwen2.5"))
+    reseat, toggle = call_text("reseat_sim_card", {}), call_text("toggle_airplane_mode", {})
+    guest = Guest("No service!", toggle, reseat, "I have a signal now.", "Thank you. ###STOP###")
+    says = ["Turn airplane mode off, and reseat the card.", "Is that all?"]
+
+    def script(request: Any) -> list[int]:
+        return [*renderer.encoder.encode(says.pop(0)), renderer.boundary.end_id]
+
+    options = {"data": data, "customer": "role"}
+    pool = EnvPool(SPEC, options=options)
+    role = RoleSetup(role=AgentRole(name="user", trained=False), policy=RolePolicy(guest, SamplingParams()))
+    runner = EpisodeRunner(
+        pool=pool,
+        loop=make_agent_loop("react_text", {"format": "free"}),
+        policy=EngineEpisodePolicy(
+            ScriptedEngine(script=script, vocab_size=400, max_context=100_000), renderer, SamplingParams()
+        ),
+        limits=EpisodeLimits(max_tokens=50_000),
+        roles=[role],
+    )
+    trajectory = await runner.run(SPEC.tasks("test", **options)[0], group_id="g", member=0, seed=1)
+    await pool.close()
+    assert (trajectory.outcome, trajectory.success) == (Outcome.FINISHED, True)
+    assert trajectory.environment_reward == 1.0
+    assert [turn.role for turn in trajectory.turns] == [
+        "user",
+        "assistant",
+        "user",
+        "user",
+        "user",
+        "assistant",
+        "user",
+    ]
+    assert guest.read[3].startswith("Airplane Mode is now OFF.")
+    assert guest.read[4].startswith("SIM card re-seated successfully.")
+    own = next(sequence for sequence in trajectory.sequences if len(sequence))
+    shown = renderer.encoder.decode(own.ids_list())
+    assert ("I have a signal now." in shown, "re-seated successfully" in shown) == (True, False)
