@@ -21,7 +21,7 @@ from agentrl.envs.telecom.published.desk import MAX_ERRORS, PublishedDesk
 from agentrl.envs.telecom.published.reading import read_folder
 from agentrl.envs.telecom.published.schema import FunctionCall
 from agentrl.envs.telecom.published.task_source import PublishedTasks
-from agentrl.envs.telecom.published.world import COMPANY_TOOLS, PHONE_TOOLS, World
+from agentrl.envs.telecom.published.world import COMPANY_TOOLS, PHONE_TOOLS, PublishedWorld
 from agentrl.envs.telecom.spec import SPEC
 from support.tokenizers import build_tokenizer
 
@@ -60,13 +60,13 @@ def data(tmp_path: Path) -> str:
     return str(tmp_path)
 
 
-def key(world: World) -> str:
+def key(world: PublishedWorld) -> str:
     """Hash as in `recorded.json`."""
     state = {"records": world.records, "phone": world.phone.to_plain()}
     return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()[:8]
 
 
-def called(world: World, side: Any, name: str, arguments: dict[str, Any]) -> str:
+def called(world: PublishedWorld, side: Any, name: str, arguments: dict[str, Any]) -> str:
     try:
         return world.call(side, name, arguments)
     except ToolError as error:
@@ -284,7 +284,7 @@ def test_an_episode_continues_from_a_snapshot(data: str, options: dict[str, Any]
 def test_a_broken_vpn_stays_slow_when_it_is_connected_again(data: str) -> None:
     world = read_folder(data).tasks[5].begin()
     assert "<PerformanceLevel.POOR: 'poor'>" in world.call("user", "check_vpn_status", {})
-    world = World.from_plain(world.to_plain())
+    world = PublishedWorld.from_plain(world.to_plain())
     world.call("user", "disconnect_vpn", {})
     world.call("user", "connect_vpn", {})
     assert "<PerformanceLevel.POOR: 'poor'>" in world.call("user", "check_vpn_status", {})

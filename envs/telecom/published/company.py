@@ -1,6 +1,6 @@
 """The agent's tools in the company's system, with the names, arguments and results of tau2-bench.
 
-Records are plain JSON values; `World` keeps them together with the customer's phone.
+Records are plain JSON values; `PublishedWorld` keeps them together with the customer's phone.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class CustomerAct(NamedTuple):
     """Request to the customer to try again."""
 
 
-class PublishedCustomer:
+class PhoneCustomer:
     """Customer of one task, played outside of the environment.
 
     Args:

@@ -17,7 +17,7 @@ from agentrl.tool import Tool, ToolResult
 from ...desks.calls import DeskTool, read_action, tool_message
 from ...task_ids import asked_task
 from ..options import ENVIRONMENT, parse_options
-from .customer import GREETING, PublishedCustomer, ends_conversation
+from .customer import GREETING, PhoneCustomer, ends_conversation
 from .expert import PublishedExpert
 from .grading import MadeCall, grade
 from .handset import SYMBOLS
@@ -25,7 +25,7 @@ from .instructions import DONE, agent_tools, customer_tools
 from .reading import PublishedTask
 from .schema import Requestor
 from .task_source import PublishedTasks, default_split, published_task
-from .world import PHONE_TOOLS, World, hash_json
+from .world import PHONE_TOOLS, PublishedWorld, hash_json
 
 Step: TypeAlias = tuple[str, float, bool, bool, dict[str, Any]]
 MAX_ERRORS = 10
@@ -60,8 +60,8 @@ class PublishedDesk(gymnasium.Env[str, str]):
         self.tools = tuple(self._native_tool(tool) for tool in self._declared.values())
         self._task: PublishedTask | None = None
         self._task_id = ""
-        self._world: World
-        self.customer: PublishedCustomer | None = None
+        self._world: PublishedWorld
+        self.customer: PhoneCustomer | None = None
         """The customer, if the runtime plays it."""
         self._calls: list[MadeCall] = []
         self._said: list[str] = []
@@ -96,10 +96,12 @@ class PublishedDesk(gymnasium.Env[str, str]):
             )
         return self.task.row.ticket, self._info()
 
-    def _begin(self, task_id: str, world: World | None = None, customer: Mapping[str, Any] | None = None) -> None:
+    def _begin(
+        self, task_id: str, world: PublishedWorld | None = None, customer: Mapping[str, Any] | None = None
+    ) -> None:
         self._task, self._task_id = published_task(task_id, self.options), task_id
         self._world = self.task.begin() if world is None else world
-        self.customer = None if self.options.customer is None else PublishedCustomer(self.task, **(customer or {}))
+        self.customer = None if self.options.customer is None else PhoneCustomer(self.task, **(customer or {}))
         self._calls, self._said = [], []
         self._steps, self._errors, self._is_over = 0, 0, False
 
@@ -135,7 +137,7 @@ class PublishedDesk(gymnasium.Env[str, str]):
         if self.task and (self._is_over or self._steps >= self.options.max_steps):
             raise UsageError("the telecom episode is over", expected="reset before the next step")
 
-    def _hear(self, customer: PublishedCustomer, answer: str) -> Step:
+    def _hear(self, customer: PhoneCustomer, answer: str) -> Step:
         """Take the customer's answer; only its words end the agent's step."""
         begins = customer.has_just_begun
         act = customer.act(answer)
@@ -228,7 +230,7 @@ class PublishedDesk(gymnasium.Env[str, str]):
 
     def restore(self, snapshot: Mapping[str, Any]) -> None:
         """Continue from a snapshot, in this environment or another one with the same options."""
-        self._begin(snapshot["task_id"], World.from_plain(snapshot["world"]), snapshot["customer"])
+        self._begin(snapshot["task_id"], PublishedWorld.from_plain(snapshot["world"]), snapshot["customer"])
         self._calls = [MadeCall(name, arguments) for name, arguments in snapshot["calls"]]
         self._said, self._steps = list(snapshot["said"]), snapshot["steps"]
         self._errors, self._is_over = snapshot["errors"], snapshot["over"]

@@ -8,7 +8,7 @@ from typing import Protocol
 from agentrl.message import Content
 
 from ...desks.calls import call_text
-from .customer import PublishedCustomer
+from .customer import PhoneCustomer
 from .instructions import DONE, ENDS
 from .reading import PublishedTask
 
@@ -19,7 +19,7 @@ _HELLO, _OK, _DID, _BYE = "Hello, my phone does not work.", "I am working on it.
 class Playable(Protocol):
     """What the expert sees of the environment."""
 
-    customer: PublishedCustomer | None
+    customer: PhoneCustomer | None
 
     @property
     def task(self) -> PublishedTask:

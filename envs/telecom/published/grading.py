@@ -10,7 +10,7 @@ from agentrl.errors import ToolError
 
 from .reading import PublishedTask
 from .schema import Criteria, GoldAction
-from .world import World
+from .world import PublishedWorld
 
 
 class MadeCall(NamedTuple):
@@ -20,7 +20,9 @@ class MadeCall(NamedTuple):
     arguments: Mapping[str, Any]
 
 
-def grade(task: PublishedTask, world: World, calls: Sequence[MadeCall], said: Sequence[str]) -> dict[str, bool]:
+def grade(
+    task: PublishedTask, world: PublishedWorld, calls: Sequence[MadeCall], said: Sequence[str]
+) -> dict[str, bool]:
     """Return for each part of a task's reward whether it is met; the reward is 1 if all are.
 
     Args:

@@ -31,7 +31,7 @@ SYMBOLS = "".join(_BARS.values()) + "✈️📱🔽📡🔒🔋"
 """Characters of the status bar, which are not on every keyboard."""
 
 
-class Speed(NamedTuple):
+class SpeedReading(NamedTuple):
     """Result of a speed test."""
 
     mbps: float | None
@@ -125,10 +125,10 @@ class Handset:
             return False
         return bool(device["data_enabled"]) and not around["mobile_data_usage_exceeded"]
 
-    def speed(self) -> Speed:
+    def speed(self) -> SpeedReading:
         """Return the speed of mobile data."""
         if not self.has_data():
-            return Speed(None, "No Connection")
+            return SpeedReading(None, "No Connection")
         device, details = self.device, self.device["vpn_details"]
         is_slowed = device["vpn_connected"] and details and details["server_performance"] == POOR
         factor = 0.1 if is_slowed else 1.0
@@ -136,7 +136,7 @@ class Handset:
             factor *= 0.2
         low, high = _MBPS[device["network_technology_connected"]]
         mbps = round((low + high) / 2.0 * _SIGNAL_FACTORS[device["network_signal_strength"]] * factor, 2)
-        return Speed(mbps, next((name for limit, name in _GRADES if mbps < limit), "Excellent"))
+        return SpeedReading(mbps, next((name for limit, name in _GRADES if mbps < limit), "Excellent"))
 
     def can_send_mms(self) -> bool:
         """Return True if picture messages can be sent."""

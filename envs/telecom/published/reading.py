@@ -15,7 +15,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from agentrl.errors import UsageError
 
 from .schema import CompanyFile, CustomerFile, GoldAction, TaskRow, to_plain
-from .world import StartFiles, World
+from .world import PublishedWorld, StartFiles
 
 M = TypeVar("M", bound=BaseModel)
 COMPANY_FILE, CUSTOMER_FILE = "db.toml", "user_db.toml"
@@ -43,13 +43,13 @@ class PublishedTask:
         """The published solution."""
         return (self.row.evaluation_criteria.actions if self.row.evaluation_criteria else None) or ()
 
-    def begin(self) -> World:
+    def begin(self) -> PublishedWorld:
         """Return the state in which the task starts.
 
         Raises:
             UsageError: a function of the start is unknown, or cannot be carried out.
         """
-        world = World(self.start)
+        world = PublishedWorld(self.start)
         state = self.row.initial_state
         for step in (state.initialization_actions if state else None) or ():
             world.run(step)

@@ -273,7 +273,7 @@ class InitialState(BaseModel):
     message_history: list[Any] | None = None
 
 
-class Scenario(BaseModel):
+class PublishedScenario(BaseModel):
     """What the customer knows and wants."""
 
     persona: str | None = None
@@ -284,7 +284,7 @@ class TaskRow(BaseModel):
     """A task; fields that nothing here depends on are ignored."""
 
     id: str
-    user_scenario: Scenario
+    user_scenario: PublishedScenario
     ticket: str | None = None
     initial_state: InitialState | None = None
     evaluation_criteria: Criteria | None = None

@@ -34,7 +34,7 @@ class StartFiles:
     customer: Mapping[str, Any]
 
 
-class World:
+class PublishedWorld:
     """State of an episode, and the functions that change it.
 
     Args:
@@ -157,7 +157,7 @@ class World:
         return copy.deepcopy({"records": self.records, "phone": self.phone.to_plain(), "vpn": self.phone.vpn})
 
     @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> World:
+    def from_plain(cls, plain: Mapping[str, Any]) -> PublishedWorld:
         """Continue from `to_plain`."""
         world = cls.__new__(cls)
         kept = copy.deepcopy(dict(plain))
