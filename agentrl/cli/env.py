@@ -119,8 +119,8 @@ def show(name: Name, options: Options = None) -> None:
     for policy, score in spec.scores.items():
         table.add_row(f"success of {policy}", f"{score:.2f}")
     out.print(table)
-    if spec.instructions:
-        out.print(Text(f"\n{spec.instructions}"))
+    if told := spec.instructed(given).instructions:
+        out.print(Text(f"\n{told}"))
     if tools := _own_tools(spec, given):
         out.print("\ntools:")
         for tool in tools:

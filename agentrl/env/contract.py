@@ -35,13 +35,14 @@ Some of the players may be roles that the runtime plays for the environment, suc
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import inspect
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from agentrl.message import Content
 from agentrl.registry import Extra
@@ -145,6 +146,15 @@ class Isolation(enum.StrEnum):
     """In a worker process; a crash affects only its own episodes."""
 
 
+class Instructions(NamedTuple):
+    """Parts of the system prompt about an environment, for certain options of it."""
+
+    text: str
+    """For agents that write actions as text."""
+    tools: str = ""
+    """For agents that call the environment's tools; `text` if empty."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentSpec:
     """Description of an environment: its factory, tasks and limits. A catalogue entry is one of these."""
@@ -179,6 +189,9 @@ class EnvironmentSpec:
     roles_of: Callable[..., Sequence[str]] | None = None
     """Returns the players that the runtime plays for the environment, for `options`, such as a simulated user; default:
     none."""
+    instructions_of: Callable[..., Instructions | None] | None = None
+    """Returns the instructions for `options`, for an environment whose options change its rules; ``None``, and by
+    default: `instructions` and `tool_instructions`."""
     options: Mapping[str, Any] = field(default_factory=dict)
     scores: Mapping[str, float] = field(default_factory=dict)
     """Success rates of the ``random`` and ``expert`` policies, and of ``blind`` play: the best sequence of actions
@@ -200,6 +213,11 @@ class EnvironmentSpec:
     def roles_under(self, options: Mapping[str, Any]) -> tuple[str, ...]:
         """Return the roles that the runtime plays for options, which override the spec's."""
         return () if self.roles_of is None else tuple(self.roles_of(**{**self.options, **options}))
+
+    def instructed(self, options: Mapping[str, Any]) -> EnvironmentSpec:
+        """Return the spec with the instructions for options, which override the spec's."""
+        told = None if self.instructions_of is None else self.instructions_of(**{**self.options, **options})
+        return self if told is None else dataclasses.replace(self, instructions=told.text, tool_instructions=told.tools)
 
     def shows_images(self, options: Mapping[str, Any]) -> bool:
         """Return True if observations contain images for options, which override the spec's."""

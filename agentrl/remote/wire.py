@@ -293,7 +293,8 @@ def write_served(
     spec: EnvironmentSpec, options: Mapping[str, Any], parts: frozenset[str], action_hint: str
 ) -> dict[str, Any]:
     """Return the answer of the info route."""
-    fields: dict[str, Any] = {name: getattr(spec, name) for name in _SPEC_FIELDS}
+    told = spec.instructed(options)
+    fields: dict[str, Any] = {name: getattr(told, name) for name in _SPEC_FIELDS}
     fields["max_turns"] = spec.turns_under(options)
     fields["splits"] = list(spec.splits)
     fields["scores"] = dict(spec.scores)

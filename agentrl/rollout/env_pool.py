@@ -188,9 +188,9 @@ class EnvPool:
         waits: WaitTracker | None = None,
         worker: EnvWorker | None = None,
     ) -> None:
-        self.spec = spec
-        self.waits = waits or WaitTracker()
         self._options = {**spec.options, **(options or {})}
+        self.spec = spec = spec.instructed(self._options)
+        self.waits = waits or WaitTracker()
         self.roles = spec.roles_under(self._options)
         """Roles of the environments that the runtime plays."""
         isolation = isolation or spec.isolation_under(self._options)

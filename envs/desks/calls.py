@@ -11,7 +11,7 @@ import orjson
 
 from agentrl.errors import ToolError
 from agentrl.message import Message, ToolCall
-from agentrl.tool import Tool
+from agentrl.tool import Tool, ToolResult
 
 RESPOND = "respond"
 """Name of a call that says its argument ``content`` to the customer, like plain text."""
@@ -25,7 +25,7 @@ class DeskTool(Tool):
         target: The desk's method.
     """
 
-    def __init__(self, declared: Tool, target: Callable[..., str]) -> None:
+    def __init__(self, declared: Tool, target: Callable[..., str | ToolResult]) -> None:
         super().__init__(target, name=declared.name, inline=True)
         self._declared = declared
 

@@ -22,10 +22,11 @@ from ..task_ids import TRAIN, asked_task
 from .customer import Caller
 from .expert import TelecomExpert
 from .faults import Fault, ProblemKind, keeps_settings
+from .options import ENVIRONMENT, parse_options
 from .phrases import OUT_OF_TIME, STOP
 from .records import TABLES, TelecomDatabase, TelecomStore
 from .system import CustomerSystem
-from .tasks import ENVIRONMENT, TelecomCase, TelecomTasks, case_of, parse_options
+from .tasks import TelecomCase, TelecomTasks, case_of
 
 Step: TypeAlias = tuple[str, float, bool, bool, dict[str, Any]]
 

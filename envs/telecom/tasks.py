@@ -3,63 +3,23 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from agentrl.errors import UsageError
-
-from ..choices import choose_all
-from ..option_types import typed_options
 from ..task_ids import TEST, TRAIN, VALID, NumberedTasks, check_split, parse_task_id
 from .faults import CallerPersona, ProblemKind, Trouble, actions_of, draw_trouble
 from .generator import store_of
+from .options import ENVIRONMENT, TelecomOptions
 from .records import TelecomDatabase, TelecomStore
 from .system import CustomerSystem
 
-ENVIRONMENT = "telecom"
-MAX_STEPS = 60
 SIZES = {TRAIN: 4500, VALID: 450, TEST: 450}
 """Number of tasks by split; the kinds of problems alternate."""
 _SOLVABLE = (ProblemKind.NO_SERVICE, ProblemKind.NO_DATA, ProblemKind.SLOW_DATA, ProblemKind.MMS)
 _KINDS = (*_SOLVABLE, *_SOLVABLE, ProblemKind.UNSOLVABLE)
 """Kinds of successive tasks: one in nine cannot be solved at the desk."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TelecomOptions:
-    """Checked options of the environment and its task source."""
-
-    max_steps: int
-    task_types: tuple[ProblemKind, ...]
-    personas: tuple[CallerPersona, ...]
-
-
-@typed_options(ENVIRONMENT)
-def parse_options(
-    *,
-    max_steps: int = MAX_STEPS,
-    task_types: Iterable[str] | None = None,
-    personas: Iterable[str] | None = None,
-) -> TelecomOptions:
-    """Check the options of a config.
-
-    Args:
-        max_steps: Number of tool calls and messages after which an episode is truncated.
-        task_types: Kinds of problems; all if left out.
-        personas: Kinds of customers; all if left out.
-
-    Raises:
-        UsageError: a value is not allowed.
-    """
-    if max_steps < 1:
-        raise UsageError("the option max_steps of telecom is too small", got=max_steps, expected="at least 1")
-    return TelecomOptions(
-        max_steps=max_steps,
-        task_types=choose_all(ProblemKind, task_types, "telecom task type"),
-        personas=choose_all(CallerPersona, personas, "telecom persona"),
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,10 +13,11 @@ from agentrl.envs.telecom.environment import TelecomDesk
 from agentrl.envs.telecom.faults import NEEDED, CallerPersona, Fault, ProblemKind, repairs_of
 from agentrl.envs.telecom.generator import store_of
 from agentrl.envs.telecom.hearing import hear_instructions
+from agentrl.envs.telecom.options import parse_options
 from agentrl.envs.telecom.phone import Feature, Functions, Network, Phone, PhoneStep, Verb
 from agentrl.envs.telecom.records import TABLES, TelecomDatabase
 from agentrl.envs.telecom.system import CustomerSystem
-from agentrl.envs.telecom.tasks import SIZES, TelecomTasks, case_of, parse_options
+from agentrl.envs.telecom.tasks import SIZES, TelecomTasks, case_of
 
 from agentrl.errors import ToolError, UsageError
 

@@ -44,6 +44,8 @@ from agentrl.tool import Tool, ToolResult, ToolRules
 CLIENTS_OWN = {"name", "make", "tasks", "isolation", "isolation_of", "options", "extra"}
 """Facts of a spec that a client decides for itself: its name is the address, its steps wait for the network, and what
 its server has installed is the server's."""
+SENT_AS_OTHERS = {"instructions_of"}
+"""Facts whose values for the server's options are sent."""
 
 
 def vars_of(part: TextPart | ImagePart) -> dict[str, object]:
@@ -58,7 +60,7 @@ def names(record: type) -> set[str]:
 def test_every_plain_field_of_a_spec_is_sent() -> None:
     told = from_json(to_json(write_served(STAIRS, {"height": 3}, OPTIONAL_PARTS, "up")))
     facts = spec_facts(read_served("http://127.0.0.1:1", told))
-    assert set(facts) | CLIENTS_OWN == names(EnvironmentSpec)
+    assert set(facts) | CLIENTS_OWN | SENT_AS_OTHERS == names(EnvironmentSpec)
     assert facts == {name: getattr(STAIRS, name) for name in facts}
 
 

@@ -298,9 +298,9 @@ class EpisodeHost:
         starter: str,
         clock: Clock = time.monotonic,
     ) -> None:
-        self.spec, self.settings, self.clock = spec, settings, clock
-        self._starter = starter
         self.options = {**spec.options, **options}
+        self.spec, self.settings, self.clock = spec.instructed(self.options), settings, clock
+        self._starter = starter
         if roles := spec.roles_under(self.options):
             raise UsageError(
                 f"environment {spec.name} has roles that the run plays, which this protocol does not support",
