@@ -29,10 +29,9 @@ from agentrl.gateway.dialect import BadRequest, Dialect, Event, Reply
 from agentrl.gateway.fields import read_feedback, refuse_unknown, take
 from agentrl.gateway.history import chain_of
 from agentrl.gateway.pending import NO_SIDE_CALLS, PendingRequest, UntrainedRequestRules, digest_of, off_loop
-from agentrl.gateway.refusals import TOO_DEEP, SessionOver, Unavailable
+from agentrl.gateway.refusals import TOO_DEEP, SessionOver, Unavailable, dialect_of, refuse_path, refuse_route
 from agentrl.gateway.responses import Responses, reply_referred_to
 from agentrl.gateway.session import GatewaySession
-from agentrl.gateway.unknown_routes import dialect_of, refuse_path, refuse_route
 from agentrl.message import encodable_json, text_of
 from agentrl.remote.listening import (
     DEEPEST,
