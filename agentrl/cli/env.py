@@ -119,7 +119,7 @@ def show(name: Name, options: Options = None) -> None:
     for policy, score in spec.scores.items():
         table.add_row(f"success of {policy}", f"{score:.2f}")
     out.print(table)
-    if told := spec.instructed(given).instructions:
+    if told := spec.with_instructions_under(given).instructions:
         out.print(Text(f"\n{told}"))
     if tools := _own_tools(spec, given):
         out.print("\ntools:")

@@ -214,7 +214,7 @@ class EnvironmentSpec:
         """Return the roles that the runtime plays for options, which override the spec's."""
         return () if self.roles_of is None else tuple(self.roles_of(**{**self.options, **options}))
 
-    def instructed(self, options: Mapping[str, Any]) -> EnvironmentSpec:
+    def with_instructions_under(self, options: Mapping[str, Any]) -> EnvironmentSpec:
         """Return the spec with the instructions for options, which override the spec's."""
         told = None if self.instructions_of is None else self.instructions_of(**{**self.options, **options})
         return self if told is None else dataclasses.replace(self, instructions=told.text, tool_instructions=told.tools)

@@ -293,7 +293,7 @@ def write_served(
     spec: EnvironmentSpec, options: Mapping[str, Any], parts: frozenset[str], action_hint: str
 ) -> dict[str, Any]:
     """Return the answer of the info route."""
-    told = spec.instructed(options)
+    told = spec.with_instructions_under(options)
     fields: dict[str, Any] = {name: getattr(told, name) for name in _SPEC_FIELDS}
     fields["max_turns"] = spec.turns_under(options)
     fields["splits"] = list(spec.splits)

@@ -189,7 +189,7 @@ class EnvPool:
         worker: EnvWorker | None = None,
     ) -> None:
         self._options = {**spec.options, **(options or {})}
-        self.spec = spec = spec.instructed(self._options)
+        self.spec = spec = spec.with_instructions_under(self._options)
         self.waits = waits or WaitTracker()
         self.roles = spec.roles_under(self._options)
         """Roles of the environments that the runtime plays."""

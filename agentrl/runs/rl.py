@@ -67,9 +67,8 @@ from agentrl.rollout.tracing import EpisodeTracer
 from agentrl.rollout.waits import RolloutObserver, WaitKind, WaitTracker
 from agentrl.runs.checkpoint import Progress, copy_checkpoint, read_progress, restore, write_checkpoint
 from agentrl.runs.diagnosis import open_diagnosis, report_problems, save_failures
-from agentrl.runs.finished import finished_result
 from agentrl.runs.record import EpisodeRecorder, JournalingRecorder, StepClock
-from agentrl.runs.start import Run, RunResult
+from agentrl.runs.start import Run, RunResult, finished_result
 from agentrl.runs.status_writer import StatusWriter, stall_words
 from agentrl.runs.stop import PHASE_GRACE_S, StopRequest, close_in_thread, close_together, run_until_stopped
 from agentrl.runs.stored_training import StoredTraining

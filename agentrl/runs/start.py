@@ -22,11 +22,15 @@ from agentrl.config.resume_rules import Change, changes, check_same_run
 from agentrl.config.step_settings import environment_stages
 from agentrl.env.lookup import resolve_environment
 from agentrl.errors import ConfigError, UsageError
-from agentrl.evaluation.diagnosis.finding import Finding
+from agentrl.evaluation.diagnosis.finding import Finding, finding_lines, top
+from agentrl.evaluation.diagnosis.watch import read_findings
 from agentrl.evaluation.periodic import check_panels
 from agentrl.observe.checkpoints import Checkpoints
 from agentrl.observe.console import html_table
+from agentrl.observe.metrics import read_metrics
+from agentrl.observe.progress import RunStatus, RunWatcher
 from agentrl.observe.run_folder import RunDirectory
+from agentrl.observe.run_status import RunEnd, read_status
 from agentrl.observe.trackers import check_trackers
 from agentrl.render.tokenizers import load_tokenizer
 from agentrl.rollout.curriculum import check_curriculum
@@ -219,3 +223,34 @@ class RunResult:
     def _results(self) -> list[str]:
         shown = {"success": "success/mean", "reward": "reward/mean", "loss": "sft/loss"}
         return [f"{word} {self.metrics[name]:.3f}" for word, name in shown.items() if name in self.metrics]
+
+
+def finished_result(run: Run, watcher: RunWatcher) -> RunResult | None:
+    """Return the result of a run that has ended after its last step, and say so; ``None`` for any other run.
+
+    Neither a model nor an engine is started.
+
+    The folder of a warm start is no such run, although it has checkpoints.
+    A run that was killed after its last step is not finished: it may have to complete its metrics or an evaluation.
+    """
+    steps, status = run.config.trainer.steps, read_status(run.folder.path)
+    if run.changes or status is None or status.end is not RunEnd.FINISHED or status.resumed_by != "train":
+        return None
+    newest = Checkpoints(run.folder.checkpoints, keep=run.config.checkpoint.keep).newest()
+    if newest is None or newest.step < steps:
+        return None
+    watcher.on_start(run.folder.path, RunStatus(step=newest.step, steps=steps))
+    watcher.on_message(f"the run has no steps left; to train longer, add trainer.steps={2 * newest.step}")
+    problems = top(read_findings(run.folder))
+    for line in finding_lines(problems):
+        watcher.on_message(line)
+    lines = read_metrics(run.folder.metrics_file)
+    last = lines[-1] if lines else {}
+    return RunResult(
+        folder=run.folder.path,
+        step=newest.step,
+        checkpoint=str(newest.path),
+        metrics={name: value for name, value in last.items() if name != "step" and value is not None},
+        interrupted=False,
+        problems=problems,
+    )

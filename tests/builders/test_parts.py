@@ -30,10 +30,9 @@ from agentrl.rollout.environment_probe import has_expert
 from agentrl.rollout.loop_choice import check_rendering
 from agentrl.rollout.task_source import task_source
 from agentrl.rollout.text_corpus import MAX_FAILED
-from agentrl.runs.finished import finished_result
 from agentrl.runs.rl import train
 from agentrl.runs.sft import collect_demonstrations
-from agentrl.runs.start import resume_run, start_run
+from agentrl.runs.start import finished_result, resume_run, start_run
 from agentrl.task import Task
 from agentrl.training.gradients import Objective
 from agentrl.trajectory import Source

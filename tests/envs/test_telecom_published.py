@@ -292,7 +292,7 @@ def test_a_broken_vpn_stays_slow_when_it_is_connected_again(data: str) -> None:
 
 def test_the_instructions_are_the_published_policy(data: str) -> None:
     def told(**options: Any) -> EnvironmentSpec:
-        return SPEC.instructed({"data": data, **options})
+        return SPEC.with_instructions_under({"data": data, **options})
 
     solo, role = told(policy="workflow"), told(customer="role")
     assert solo.instructions.startswith("<main_policy>\nText of main_policy_solo.\n</main_policy>\n")
@@ -301,14 +301,14 @@ def test_the_instructions_are_the_published_policy(data: str) -> None:
     assert "Text of main_policy." in role.tool_instructions
     assert "Text of tech_support_manual." in role.tool_instructions
     assert "- toggle_data" not in role.instructions
-    assert SPEC.instructed({}) is SPEC
+    assert SPEC.with_instructions_under({}) is SPEC
     assert (SPEC.roles_under({"data": data}), SPEC.roles_under({"customer": "role"})) == ((), ("user",))
     assert isinstance(SPEC.make(data=data), PublishedDesk)
 
 
 async def test_agents_and_servers_get_the_instructions_of_the_options(data: str) -> None:
     pool = EnvPool(SPEC, options={"data": data})
-    assert pool.spec.instructions == SPEC.instructed({"data": data}).instructions
+    assert pool.spec.instructions == SPEC.with_instructions_under({"data": data}).instructions
     await pool.close()
     served = write_served(SPEC, {"data": data}, frozenset(), "")
     assert served["spec"]["tool_instructions"].startswith("<main_policy>")
@@ -387,7 +387,7 @@ def test_missing_files_and_unknown_functions_are_named(data: str) -> None:
         PublishedDesk(data=data).reset(options={"task_id": "test-0"})
     Path(data, "main_policy_solo.md").unlink()
     with pytest.raises(UsageError, match=r"main_policy_solo.md cannot be read.*Copy the folder"):
-        SPEC.instructed({"data": data})
+        SPEC.with_instructions_under({"data": data})
     Path(data, "tasks.json").unlink()
     read_folder.cache_clear()
     with pytest.raises(UsageError, match=r"has no telecom tasks, expected tasks\.json or tasks_small\.json"):

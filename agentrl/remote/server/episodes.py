@@ -299,7 +299,7 @@ class EpisodeHost:
         clock: Clock = time.monotonic,
     ) -> None:
         self.options = {**spec.options, **options}
-        self.spec, self.settings, self.clock = spec.instructed(self.options), settings, clock
+        self.spec, self.settings, self.clock = spec.with_instructions_under(self.options), settings, clock
         self._starter = starter
         if roles := spec.roles_under(self.options):
             raise UsageError(
