@@ -7,12 +7,13 @@ import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import yaml
 
 from agentrl.env.lookup import parse_env_name
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, UsageError
 
 KeyPath: TypeAlias = tuple[str, ...]
 _log = logging.getLogger(__name__)
@@ -360,6 +361,14 @@ def task_words(tasks: str | None, *, has_environment: bool) -> list[str]:
     """
     if tasks is None:
         return []
+    if tasks.isdecimal() and not Path(tasks).exists():
+        raise UsageError(
+            "--tasks is a file of tasks here",
+            got=tasks,
+            expected="a path",
+            hint="the number of episodes is set by the steps, tasks and group size of the run, for example: "
+            f"trainer.steps=1 trainer.tasks_per_step={tasks}",
+        )
     return prompts_words(tasks) if not has_environment else [f"environment.tasks={json.dumps(tasks)}"]
 
 

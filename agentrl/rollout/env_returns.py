@@ -122,6 +122,15 @@ def check_action_hint(hint: object) -> str:
     return hint
 
 
+def check_state_key(key: object) -> str | None:
+    """Check what `state_key` returned, and return it as text; raise `WrongReturn` if its text is only an address."""
+    if key is None:
+        return None
+    if type(key).__str__ is object.__str__ and type(key).__repr__ is object.__repr__:
+        raise _wrong("state_key", key, "text that is equal for equal states, or None if the state has no key")
+    return str(key)
+
+
 def check_actions(actions: object) -> list[str] | None:
     """Check what `admissible_actions` returned; raise `WrongReturn` if it is not a list of texts."""
     if actions is None:

@@ -45,6 +45,7 @@ from agentrl.rollout.env_returns import (
     check_final_reward,
     check_method,
     check_reset,
+    check_state_key,
     check_step,
     check_tool_message,
     check_tools,
@@ -236,7 +237,7 @@ class EnvAdapter:
     async def state_key(self) -> str | None:
         """Return the key of the current state; ``None`` if the environment has no keys."""
         method = self._method("state_key")
-        return None if method is None else str(await maybe_await(method()))
+        return None if method is None else check_state_key(await maybe_await(method()))
 
     async def _begin_expert(self) -> Expert:
         method = self._method("expert")

@@ -7,10 +7,10 @@ from agentrl.config import Config, config_from, dump_config, load_config, number
 from agentrl.config.derived import per_environment_configs
 from agentrl.config.keys import OTHER_NAMES, WHOLE_KEYS, all_keys, key_words, models_of, own_fields
 from agentrl.config.load import names_environment
-from agentrl.config.overrides import parse_override, prompts_words, text_override, warn_repeated
+from agentrl.config.overrides import parse_override, prompts_words, task_words, text_override, warn_repeated
 from agentrl.config.reference import config_reference
 from agentrl.env.lookup import parse_env_name
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, UsageError
 
 
 @pytest.fixture
@@ -584,3 +584,9 @@ def test_the_name_of_a_run_is_no_path_outside_the_folder_of_runs(name):
 def test_a_word_that_begins_with_a_key_is_no_file(word, words):
     with pytest.raises(ConfigError, match=f"An override has an equals sign: {words}"):
         load_config(["quickstart", word])
+
+
+def test_a_number_of_tasks_is_not_a_file() -> None:
+    with pytest.raises(UsageError, match=r"--tasks is a file of tasks here: got 2, .*trainer.tasks_per_step=2"):
+        task_words("2", has_environment=True)
+    assert task_words("tasks.jsonl", has_environment=True) == ['environment.tasks="tasks.jsonl"']

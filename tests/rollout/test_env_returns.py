@@ -7,7 +7,7 @@ import orjson
 import pytest
 
 from agentrl.message import TextPart
-from agentrl.rollout.env_returns import WrongReturn, check_reset, check_step
+from agentrl.rollout.env_returns import WrongReturn, check_reset, check_state_key, check_step
 
 
 class Kind(enum.StrEnum):
@@ -23,6 +23,11 @@ def test_texts_of_subclasses_become_plain_texts(text):
     for checked in (check_reset(("o", info))[1], check_step(("o", 1.0, True, False, info)).info):
         assert orjson.dumps({checked["task_type"]: checked["reward_components"]}) == b'{"hard":{"hard":1.0}}'
         assert checked["other"] is text
+
+
+def test_keys_of_states_are_texts_and_none_is_no_key():
+    assert [check_state_key(key) for key in ("a", np.str_("a"), 3, (1, "b"))] == ["a", "a", "3", "(1, 'b')"]
+    assert check_state_key(None) is None  # not the text "None", which would make all states equal
 
 
 @pytest.mark.parametrize("value", [np.bool_(True), True, np.int64(1), np.float16(1)])

@@ -82,6 +82,7 @@ WRONG_PARTS = [
     ({"tools": list}, "tools of the environment is invalid: .* expected a list of tools"),
     ({"tools": ["calculator"]}, "a tool of the environment is invalid: got str 'calculator'"),
     ({"state_key": "a"}, "state_key is invalid: got str 'a', expected a method"),
+    ({"state_key": object}, "state_key is invalid: got object .*, expected text that is equal for equal states"),
     ({"expert": lambda: None}, "expert is invalid: got NoneType None, expected an object with a method act"),
     ({"expert": lambda: lambda observation: "go"}, "expert is invalid: got function .*expected an object"),
     ({"reset": lambda: ("", {})}, r"reset does not take its arguments: got reset\(\), expected reset\(self, \*, seed"),
