@@ -10,6 +10,7 @@ entropy_falls       entropy is at most a third of the highest of the last five s
                     and success has not risen (newest step)
 members_alike       the members of most groups give the same answers, token by token (newest step)
 groups_alike        returns no longer differ within groups, for two steps or after a jump in entropy (newest step)
+updates_skipped     at least `OFTEN_SKIPPED` of the updates were skipped, because their loss or gradient was not finite
 gradient_jumps      the gradient is over `SPIKE` times the median of earlier steps, too few for the trainer's alarm
 length_growth       answers grow, the reward correlates with their length within groups, and success has not risen
 overfitting         training success has risen, and the success of evaluations has not
@@ -49,6 +50,8 @@ LOST_KL, EARLY_STEPS = 1.0, 20
 """KL of a single step that is too much in the first steps of a run."""
 OFTEN = 0.05
 """Share of the steps above `HIGH_KL` from which the rate is too high."""
+OFTEN_SKIPPED = 0.1
+"""Minimum share of skipped updates for reporting a problem."""
 LOW_STEPS = 5
 """Minimum number of steps for calling a rate too low."""
 GROWTH, ITS_REWARD = 1.4, 0.4
@@ -227,6 +230,22 @@ def gradient_jumps(run: RunSummary) -> Iterator[Finding]:
         advice="or lower trainer.max_grad_norm",
         weight=0.78,
         causes=frozenset({"learning_rate_high"}),
+    )
+
+
+def updates_skipped(run: RunSummary) -> Iterator[Finding]:
+    """Find updates that changed no weights, because a number was not finite."""
+    skipped, applied = (sum(series(run.lines, f"train/{name}")) for name in ("updates_skipped", "updates"))
+    if not skipped or skipped < OFTEN_SKIPPED * (skipped + applied):
+        return
+    yield Finding(
+        kind="updates_skipped",
+        sentence=f"{skipped:.0f} of {skipped + applied:.0f} updates were skipped, because their loss or gradient was "
+        "not finite (train/updates_skipped)" + ("" if applied else ", so the model has not changed"),
+        changes=_rate_changes(run, 0.3) if applied else (),
+        advice="check your loss, estimator and rewards: agentrl repeat-update FILE, with a file of the run's folder "
+        "numerics, shows the first module whose values are not finite",
+        weight=0.9 if applied else 0.97,
     )
 
 

@@ -37,6 +37,7 @@ RULES: tuple[Rule, ...] = (
     Rule(episodes.answers_cut, of_evaluations=True),
     Rule(episodes.unusable_answers, of_evaluations=True),
     Rule(episodes.truncated_episodes, of_evaluations=True),
+    Rule(policy.updates_skipped, warns=True),
     Rule(policy.learning_rate_high, warns=True),
     Rule(policy.learning_rate_low, warns=True),
     Rule(policy.success_falls, warns=True, of_newest_step=True),

@@ -1,5 +1,7 @@
 """Signs of failing training: each is detected where it occurs, and not in healthy runs."""
 
+import re
+
 import pytest
 
 from agentrl.evaluation.diagnosis.rules import apply_rules
@@ -176,3 +178,22 @@ def test_a_selection_of_the_started_episodes_is_named():
     assert "groups fail (rollout/groups_failed)" in failed.text
     assert signs([{"step": 1, "bias/turns": -0.02, "bias/turns_margin": 0.0}]) == []
     assert signs([{"step": 1, "bias/turns": 0.0, "bias/turns_margin": 0.0}]) == []
+
+
+@pytest.mark.parametrize(
+    ("skipped", "applied", "words"),
+    [
+        ([1, 1], [0, 0], "2 of 2 updates were skipped.*, so the model has not changed.*agentrl repeat-update"),
+        ([0, 1, 0], [4, 3, 0], "1 of 8 updates were skipped"),
+        ([0, 1], [8, 8], None),
+        ([0, 0], [1, 1], None),
+    ],
+)
+def test_skipped_updates_are_named(skipped, applied, words):
+    lines = lines_of(norm=[1.0] * len(skipped))
+    for line, missed, done in zip(lines, skipped, applied, strict=True):
+        line |= {"train/updates_skipped": float(missed), "train/updates": float(done)}
+    found = [sign for _, sign in apply_rules(RunSummary(lines=lines), of_newest_step=False)]
+    texts = [sign.text for sign in found if sign.kind == "updates_skipped"]
+    assert len(texts) == (words is not None)
+    assert words is None or re.search(words, texts[0], re.DOTALL)
