@@ -21,6 +21,8 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any, Generic, TypeAlias, TypeVar, cast
 
+import gymnasium
+
 from agentrl.env import AnyEnv, AsyncEnv, Expert, ExpertAction, FallibleExpert, maybe_await, optional_part
 from agentrl.errors import (
     AgentRLError,
@@ -185,10 +187,10 @@ class EnvAdapter:
             )
         if self._random is None:
             self._random = random.Random(seed)
-            self._sampled = space, copy.deepcopy(space)  # a class attribute is shared by concurrent episodes
+            self._sampled = space, _own_space(space)
             self._sampled[1].seed(seed % 2**32)
         if space is not self._sampled[0]:  # the environment has changed its actions
-            self._sampled = space, copy.deepcopy(space)
+            self._sampled = space, _own_space(space)
         return await sample_text(self._sampled[1])
 
     async def expert(self) -> bool:
@@ -257,6 +259,11 @@ class EnvAdapter:
         if method is None:
             raise UsageError(f"the environment has no {name}()")
         return method
+
+
+def _own_space(space: Any) -> Any:
+    """Copy a space of Gymnasium, which may be a class attribute that concurrent episodes share."""
+    return copy.deepcopy(space) if isinstance(space, gymnasium.Space) else space
 
 
 def _time_limits(env: Any) -> list[Any]:
