@@ -108,7 +108,8 @@ def write_settings(
     tasks = [cursor.next() for _ in range(steps * config.trainer.tasks_per_step)]
     unique = list({task.id: task for task in tasks}.values())
     played = asyncio.run(_play_fixed(config, learning, renderer, unique, len(tokenizer)))
-    rows = [_row(task, played[task.id], renderer) for task in unique]
+    restates = bool(config.agent.options.get("restate_goal"))
+    rows = [_row(task, played[task.id], renderer, restates=restates) for task in unique]
     checks = [
         {
             "id": task.id,
@@ -189,12 +190,12 @@ async def _play_fixed(
         return {trajectory.task_id: trajectory async for trajectory in play_all(runner, assignments, concurrency=64)}
 
 
-def _row(task: Task, played: Trajectory, renderer: Renderer) -> dict[str, Any]:
+def _row(task: Task, played: Trajectory, renderer: Renderer, *, restates: bool) -> dict[str, Any]:
     sequence = played.sequences[0]
     prompt_ids = sequence.ids_list()[: sequence.turns[0].start]
     text = renderer.encoder.decode(prompt_ids)
     first = text[text.rindex("<|im_start|>user\n") :].removeprefix("<|im_start|>user\n").partition("<|im_end|>")[0]
-    goal = goal_line(first)
+    goal = goal_line(first) if restates else ""
     return {"id": task.id, "seed": task.seed, "options": task.options, "prompt_ids": prompt_ids, "goal": goal}
 
 
