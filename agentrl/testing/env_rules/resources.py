@@ -52,6 +52,17 @@ def count_resources() -> OpenResources:
     )
 
 
+def settled_resources() -> OpenResources:
+    """Count the open resources once their numbers no longer change; threads of earlier episodes may still be ending."""
+    clock, now = FairClock(), count_resources()
+    while clock.tick() < _RELEASE_S:
+        time.sleep(0.02)
+        last, now = now, count_resources()
+        if now == last:
+            break
+    return now
+
+
 def await_resources(before: OpenResources) -> OpenResources:
     """Count the open resources; repeat until there are no more than before, or until the timeout."""
     clock = FairClock()
@@ -83,7 +94,7 @@ def releases_everything(subject: Subject) -> str:
     for steps in lives:  # resources that all environments of a process share are made once
         _live(subject, steps)
     with _new_garbage_only():
-        before = count_resources()
+        before = settled_resources()
         references = [_live(subject, steps) for steps in lives]
         gc.collect()
     if more := await_resources(before).over(before):
