@@ -406,7 +406,17 @@ class TRLEnvironment(gymnasium.Env[str, str]):
         """Start an episode; the observation is what the object's ``reset`` returns, if anything."""
         super().reset(seed=seed)
         self._paid = 0.0
-        observation = self._inner.reset(**(options or {}))
+        given = options or {}
+        try:
+            inspect.signature(self._inner.reset).bind(**given)
+        except TypeError as error:
+            raise UsageError(
+                f"reset of {type(self._inner).__name__} does not accept the options of the task",
+                got=f"{', '.join(given) or 'no options'}: {error}",
+                expected="the arguments of reset in the tasks' options",
+                hint='write a file of tasks with lines such as {"options": {"word": "crane"}}: environment.tasks=FILE',
+            ) from error
+        observation = self._inner.reset(**given)
         if isinstance(observation, list):  # content blocks
             observation = as_content(observation)
         return "" if observation is None else observation, {}

@@ -194,6 +194,18 @@ def test_reset_gets_the_options_of_the_task_and_its_text_is_the_observation():
     assert spec_of(WordleEnv).make(word="stone").reset(seed=1) == ("Guess a word of five letters.", {})
 
 
+def test_arguments_of_reset_that_no_task_gives_are_named():
+    class Wanted(EchoToolEnv):
+        def reset(self, word, **row):
+            return word
+
+    assert spec_of(Wanted).make().reset(seed=1, options={"word": "a", "level": 2}) == ("a", {})
+    with pytest.raises(
+        UsageError, match=r"reset of Wanted .*got level: missing a required argument: 'word'.*tasks=FILE"
+    ):
+        spec_of(Wanted).make().reset(seed=1, options={"level": 2})
+
+
 def test_reset_may_return_content_blocks():
     class Pictured(EchoToolEnv):
         def reset(self, **kwargs):
