@@ -38,7 +38,7 @@ def mended_lines(transport: AbstractAsyncContextManager[Any], report: Callable[[
 
     Args:
         transport: Transport to open, in the current task.
-        report: Called with a description of each text that is no message, such as a line of a log.
+        report: Called with a description of each text that is not a message, such as a line of a log.
     """
     _reads_lines.set(True)
     return mended(transport, lambda read, sending, requests: _Answers(sending, requests, OutputLines(report)).run(read))

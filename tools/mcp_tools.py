@@ -125,10 +125,12 @@ class MCPTools(Toolset):
         return MCPConnection(self._connect, self.address, is_remote=self._url is not None)
 
     def _report_output(self, text: str) -> None:
-        """Report once that the command writes texts to its standard output that are no messages."""
+        """Report once that the command writes other texts than messages to its standard output."""
         if not self._has_reported:
             self._has_reported = True
-            what = "the MCP server %s writes more than messages to its standard output, which is ignored: %s"
+            what = (
+                "the MCP server %s also writes other texts than messages to its standard output; they are ignored: %s"
+            )
             _log.warning(what, self.address, text)
 
     async def _lasting_session(self) -> Session:

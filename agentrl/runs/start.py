@@ -230,7 +230,7 @@ def finished_result(run: Run, watcher: RunWatcher) -> RunResult | None:
 
     Neither a model nor an engine is started.
 
-    The folder of a warm start is no such run, although it has checkpoints.
+    The folder of a warm start is not such a run, although it has checkpoints.
     A run that was killed after its last step is not finished: it may have to complete its metrics or an evaluation.
     """
     steps, status = run.config.trainer.steps, read_status(run.folder.path)

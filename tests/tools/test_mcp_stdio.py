@@ -114,7 +114,7 @@ async def test_a_server_works_however_it_writes(style, caplog):
     assert await said(server(style)) == ["3 rows"] * 2
     warned = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(warned) == style.startswith("log")
-    assert all("writes more than messages to its standard output, which is ignored: line 1" in text for text in warned)
+    assert all("other texts than messages to its standard output; they are ignored: line 1" in text for text in warned)
 
 
 @pytest.mark.parametrize("style", BROKEN)

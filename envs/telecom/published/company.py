@@ -22,12 +22,18 @@ _LAST_DUE = "2025-01-15"
 _NEXT_MONTH, _NEXT_DUE = ("2025-03-01", "2025-03-31"), "2025-03-15"
 ACTIVE, SUSPENDED = "Active", "Suspended"
 PAID, OVERDUE, DRAFT, AWAITING = "Paid", "Overdue", "Draft", "Awaiting Payment"
-_KEYS = {"L": ("lines", "line"), "D": ("devices", "device"), "B": ("bills", "bill"), "P": ("plans", "plan")}
+_KEYS = {
+    "C": ("customers", "customer"),
+    "L": ("lines", "line"),
+    "D": ("devices", "device"),
+    "B": ("bills", "bill"),
+    "P": ("plans", "plan"),
+}
 """Tables by the first letter of an id, and the name of a row."""
 
 
 def find_row(records: Records, letter: str, key: str) -> Row:
-    """Return a line, device, bill or plan.
+    """Return a customer, line, device, bill or plan.
 
     Raises:
         ToolError: it does not exist.
@@ -37,18 +43,6 @@ def find_row(records: Records, letter: str, key: str) -> Row:
         if row[f"{kind}_id"] == key:
             return row
     raise ToolError(f"{kind.capitalize()} with ID {key} not found")
-
-
-def find_customer(records: Records, customer_id: str) -> Row:
-    """Return a customer.
-
-    Raises:
-        ToolError: there is no such customer.
-    """
-    for row in records["customers"]:
-        if row["customer_id"] == customer_id:
-            return row
-    raise ToolError(f"Customer with ID {customer_id} not found")
 
 
 def line_by_phone(records: Records, phone_number: str) -> Row:
@@ -69,7 +63,7 @@ def line_of(records: Records, customer_id: str, line_id: str) -> Row:
     Raises:
         ToolError: the customer does not exist, or does not have the line.
     """
-    if line_id not in find_customer(records, customer_id)["line_ids"]:
+    if line_id not in find_row(records, "C", customer_id)["line_ids"]:
         raise ToolError(f"Line {line_id} not found for customer {customer_id}")
     return find_row(records, "L", line_id)
 
@@ -143,7 +137,7 @@ class CompanyTools:
         Args:
             customer_id: Id of the customer.
         """
-        return find_customer(self._records, customer_id)
+        return find_row(self._records, "C", customer_id)
 
     def get_customer_by_name(self, full_name: str, dob: str) -> Any:
         """Finds customers by their name and date of birth.
@@ -162,7 +156,7 @@ class CompanyTools:
             id: Its id, whose first letter is C, L, D, B or P.
         """
         if id.startswith("C"):
-            return find_customer(self._records, id)
+            return find_row(self._records, "C", id)
         if id[:1] in _KEYS:
             return find_row(self._records, id[0], id)
         raise ToolError(f"Unknown ID format or type: {id}")
@@ -201,7 +195,7 @@ class CompanyTools:
             customer_id: Id of the customer.
             limit: Maximum number of bills.
         """
-        bills = bills_of(self._records, find_customer(self._records, customer_id))
+        bills = bills_of(self._records, find_row(self._records, "C", customer_id))
         return sorted(bills, key=lambda bill: str(bill["issue_date"]), reverse=True)[:limit]
 
     def send_payment_request(self, customer_id: str, bill_id: str) -> Any:
@@ -211,7 +205,7 @@ class CompanyTools:
             customer_id: Id of the customer who has the bill.
             bill_id: Id of the bill.
         """
-        customer = find_customer(self._records, customer_id)
+        customer = find_row(self._records, "C", customer_id)
         if bills_of(self._records, customer, AWAITING):
             raise ToolError("A bill is already awaiting payment for this customer")
         if bill_id not in customer["bill_ids"]:
@@ -294,7 +288,7 @@ class CompanyTools:
 
     def _next_bill(self, customer_id: str) -> Row:
         """Return the customer's draft; if there is none, a new one with an id that depends only on the records."""
-        customer = find_customer(self._records, customer_id)
+        customer = find_row(self._records, "C", customer_id)
         for key in customer["bill_ids"]:
             bill = find_row(self._records, "B", key)
             if bill["status"] == DRAFT:

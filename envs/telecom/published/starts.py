@@ -17,7 +17,6 @@ from .company import (
     Records,
     add_overdue_bill,
     bills_of,
-    find_customer,
     find_row,
     line_of,
 )
@@ -27,7 +26,7 @@ _CONNECTIONS = ("connected", "searching", "no_service", "emergency_only")
 
 
 class CompanyFunctions:
-    """Functions of the company's system that are no tools.
+    """Functions of the company's system that are not tools.
 
     Args:
         records: The company's tables, changed in place.
@@ -50,7 +49,7 @@ class CompanyFunctions:
         amount = find_row(self._records, "P", line["plan_id"])["price_per_month"]
         if amount <= 0:
             raise ToolError("Amount must be positive for overdue bill")
-        customer = find_customer(self._records, customer_id)
+        customer = find_row(self._records, "C", customer_id)
         if bills_of(self._records, customer, OVERDUE):
             raise ToolError("Customer already has an overdue bill")
         add_overdue_bill(self._records, customer, new_bill_id, amount, f"Charge for line {line_id}")
@@ -69,7 +68,7 @@ class CompanyFunctions:
 
     def assert_overdue_bill_exists(self, customer_id: str, overdue_bill_id: str) -> bool:
         """Return True if a customer has an overdue bill; otherwise, it is an error."""
-        if overdue_bill_id not in find_customer(self._records, customer_id)["bill_ids"]:
+        if overdue_bill_id not in find_row(self._records, "C", customer_id)["bill_ids"]:
             raise ToolError(f"Overdue bill {overdue_bill_id} not found")
         if find_row(self._records, "B", overdue_bill_id)["status"] != OVERDUE:
             raise ToolError(f"Overdue bill {overdue_bill_id} is not overdue")
@@ -84,7 +83,7 @@ class CompanyFunctions:
 
 
 class PhoneFunctions:
-    """Functions of the customer's phone that are no tools.
+    """Functions of the customer's phone that are not tools.
 
     Args:
         phone: The phone, changed in place.

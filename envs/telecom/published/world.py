@@ -141,11 +141,11 @@ class PublishedWorld:
         """Return True if an assertion has its expected value.
 
         Raises:
-            UsageError: it is no assertion, or cannot be checked.
+            UsageError: it is not an assertion, or cannot be checked.
         """
         value = self.run(assertion)
         if value is None:
-            raise UsageError("this function of a published telecom task is no assertion", got=assertion.func_name)
+            raise UsageError("this function of a published telecom task is not an assertion", got=assertion.func_name)
         return value == assertion.assert_value
 
     def keys(self) -> tuple[str, str]:
