@@ -12,7 +12,7 @@ import typer
 
 from agentrl.config import Config, load_config
 from agentrl.config.keys import all_keys
-from agentrl.config.overrides import text_override, warn_repeated
+from agentrl.config.overrides import parse_value, text_override, warn_repeated
 from agentrl.errors import UsageError
 
 Words: TypeAlias = Annotated[
@@ -112,10 +112,28 @@ def json_pairs(words: Sequence[str] | None) -> dict[str, Any]:
     return dict(_pair(word) for word in words or [])
 
 
-def _pair(word: str) -> tuple[str, Any]:
+def option_pairs(words: Sequence[str] | None) -> dict[str, Any]:
+    """Parse options ``key=value`` of an environment, tool or benchmark; values are YAML, as in overrides.
+
+    >>> option_pairs(["level=1", "names=[mug, sink]", "limits={turns: 3}"])
+    {'level': 1, 'names': ['mug', 'sink'], 'limits': {'turns': 3}}
+
+    Raises:
+        UsageError: no equals sign, or a value that is not valid YAML.
+    """
+    pairs = map(_split, words or [])
+    return {key: parse_value(value, (key,), f"option {key}={value}") for key, value in pairs}
+
+
+def _split(word: str) -> tuple[str, str]:
     key, separator, value = word.partition("=")
     if not separator:
         raise UsageError("invalid argument", got=repr(word), expected="key=value")
+    return key, value
+
+
+def _pair(word: str) -> tuple[str, Any]:
+    key, value = _split(word)
     try:
         return key, json.loads(value)
     except RecursionError as error:

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from agentrl.cli.arguments import json_pairs
+from agentrl.cli.arguments import option_pairs
 from agentrl.cli.help_pages import examples
 from agentrl.errors import UnknownNameError, UsageError
 from agentrl.observe.console import note, out
@@ -38,7 +38,7 @@ FOLDER = "benchmarks"
 def bench(
     name: Annotated[str | None, typer.Argument(help="Name of the benchmark; without it, all are listed.")] = None,
     words: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Options of the benchmark; values are JSON.")
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Options of the benchmark; values are YAML.")
     ] = None,
     engine: Annotated[str | None, typer.Option(help="vllm or sglang, for benchmarks of a server.")] = None,
     model: Annotated[str | None, typer.Option(help="Model to serve: a folder, a name or a run.")] = None,
@@ -78,7 +78,7 @@ def _chosen(
     Raises:
         UsageError: the benchmark does not accept an option.
     """
-    given = {option: value for option, value in named.items() if value is not None} | json_pairs(words)
+    given = {option: value for option, value in named.items() if value is not None} | option_pairs(words)
     known = inspect.signature(run).parameters.keys()
     if refused := given.keys() - known:
         raise UsageError(

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agentrl.builders.models import resolve_model
-from agentrl.cli.arguments import json_pairs
+from agentrl.cli.arguments import option_pairs
 from agentrl.cli.check import EnvironmentCheck, check_all, check_one
 from agentrl.cli.env_tasks import probe, validate
 from agentrl.cli.help_pages import examples
@@ -46,7 +46,7 @@ Name = Annotated[
     ),
 ]
 Options = Annotated[
-    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Options of the environment; values are JSON.")
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Options of the environment; values are YAML.")
 ]
 Checked = Annotated[str | None, typer.Argument(help="Environment, as for env show, optionally with /SPLIT.")]
 Every = Annotated[bool, typer.Option("--all", help="Check every installed environment.")]
@@ -101,7 +101,7 @@ def _needs(spec: EnvironmentSpec) -> str:
 def show(name: Name, options: Options = None) -> None:
     """Show an environment with its options: splits, tasks, limits, known scores."""
     spec = resolve_environment(parse_env_name(name).name)
-    given = {**spec.options, **json_pairs(options)}
+    given = {**spec.options, **option_pairs(options)}
     out.print(Text(spec.name, style="bold"))
     out.print(spec.description or "no description: its class or function has no docstring")
     table = Table(box=None, show_header=False, pad_edge=False)
@@ -283,7 +283,7 @@ def _run_check(
     if name is None:
         check_all(check, json_file, **settings)
     else:
-        check_one(check, name, json_file, options=json_pairs(options), **settings)
+        check_one(check, name, json_file, options=option_pairs(options), **settings)
 
 
 @app.command(
@@ -304,7 +304,7 @@ def play(
     """Play an environment yourself, in the terminal or in a browser."""
     named = parse_env_name(name)
     spec = resolve_environment(named.name)
-    given = {**spec.options, **json_pairs(options)}
+    given = {**spec.options, **option_pairs(options)}
     source = spec.tasks(check_split(spec, named.split or spec.splits[0]), **given)
     if task >= len(source):
         raise UsageError("no task has this number", got=task, expected=f"0 to {len(source) - 1}")
@@ -366,7 +366,7 @@ def serve(
     if on_stdio and protocol is not ServedProtocol.MCP:
         raise UsageError("--stdio works only with MCP", got=f"--protocol {protocol}", expected="--protocol mcp")
     spec = resolve_environment(parse_env_name(name).name)
-    server = _SERVERS[protocol](spec, json_pairs(options), settings)
+    server = _SERVERS[protocol](spec, option_pairs(options), settings)
     if on_stdio and isinstance(server, MCPServer):
         serve_on_stdio(server.run_on_stdio, server.close)
     else:

@@ -18,7 +18,7 @@ from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
-from agentrl.cli.arguments import json_pairs
+from agentrl.cli.arguments import option_pairs
 from agentrl.cli.check import STANDARD_OUTPUT, write_report
 from agentrl.cli.evaluate import play_request
 from agentrl.cli.exits import discard_standard_output, message_when_interrupted
@@ -39,7 +39,7 @@ from agentrl.task import Task, TaskSource
 from agentrl.testing.task_validation import CALL_S, TaskStatus, TaskValidation, validate_tasks
 
 Options = Annotated[
-    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Options of the environment; values are JSON.")
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Options of the environment; values are YAML.")
 ]
 Keys = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Config keys.")]
 TaskFile = Annotated[
@@ -82,7 +82,7 @@ def validate(
     spec = resolve_environment(named.name)
     if spec.extra is not None:
         spec.extra.load()
-    given = json_pairs(options)
+    given = option_pairs(options)
     source, split = _source(spec, named.split, given, tasks)
     chosen = [source[index] for index in range(min(len(source), limit or len(source)))]
     if not chosen:

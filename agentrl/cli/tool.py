@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from agentrl.builders.tools import find_tool
-from agentrl.cli.arguments import json_pairs
+from agentrl.cli.arguments import json_pairs, option_pairs
 from agentrl.cli.help_pages import examples
 from agentrl.errors import AgentRLError, UnknownNameError, UsageError
 from agentrl.message import ToolCall
@@ -98,7 +98,7 @@ def _split(name: str) -> tuple[str, str]:
 async def _find_all(name: str, option: Sequence[str] | None) -> list[Tool]:
     """Return the tools with a name: one tool, or all of a toolset."""
     whole, single = _split(name)
-    found = find_tool({"name": whole, **json_pairs(list(option or []))})
+    found = find_tool({"name": whole, **option_pairs(option)})
     if isinstance(found, Tool):
         return [found]
     try:

@@ -132,7 +132,7 @@ def parse_source(text: str, name: str) -> YamlSource:
         root = loader.get_single_node()
         data: Any = None if root is None else loader.construct_document(root)
     except _UNREADABLE as error:
-        raise ConfigError(f"{name} is not YAML", got=_describe(error, text)) from error
+        raise ConfigError(f"{name} is not valid YAML", got=_describe(error, text)) from error
     if root is None:
         return YamlSource({})
     if not isinstance(root, yaml.MappingNode):
@@ -173,7 +173,7 @@ def parse_override(text: str) -> Override:
     """Parse ``key.sub=value``; the value is YAML.
 
     Raises:
-        ConfigError: no equals sign, or a value that is not YAML.
+        ConfigError: no equals sign, or a value that is not valid YAML.
     """
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
@@ -182,16 +182,30 @@ def parse_override(text: str) -> Override:
         bare = key.strip().lstrip("+~")
         raise ConfigError(f"override {text!r} is not valid", expected=f"{bare}={value}", hint="see agentrl config show")
     path = tuple(key.strip().split("."))
-    try:
-        loader = _Loader(value)
-        root = loader.get_single_node()
-        _collect_lines(root, path, {}, f"override {text!r}")
-        parsed = None if root is None else loader.construct_document(root)
-    except _UNREADABLE as error:
-        raise ConfigError(f"the value of override {text!r} is not YAML", got=_describe(error, value)) from error
+    parsed = parse_value(value, path, f"override {text!r}")
     if key.strip() == "environment" and value.strip().endswith(":"):  # a module without a class, and no mapping
         parsed = value.strip()
     return Override(f"override {text!r}", path, parsed)
+
+
+def parse_value(text: str, path: KeyPath, origin: str) -> Any:
+    """Parse the YAML value of a key.
+
+    Args:
+        text: The value.
+        path: The key, for messages.
+        origin: Where it comes from, for messages: ``override 'trainer.steps=50'``.
+
+    Raises:
+        ConfigError: not valid YAML, or a repeated key.
+    """
+    try:
+        loader = _Loader(text)
+        root = loader.get_single_node()
+        _collect_lines(root, path, {}, origin)
+        return None if root is None else loader.construct_document(root)
+    except _UNREADABLE as error:
+        raise ConfigError(f"the value of {origin} is not valid YAML", got=_describe(error, text)) from error
 
 
 def warn_repeated(texts: Sequence[str]) -> None:

@@ -144,6 +144,7 @@ def write_settings(
         "clip_low": clips["clip_low"],
         "clip_high": clips["clip_high"],
         "max_tokens": config.agent.max_tokens,
+        "max_answer_tokens": config.agent.max_answer_tokens,
         "max_turns": config.agent.max_turns,
     }
     folder.mkdir(parents=True, exist_ok=True)

@@ -2,6 +2,8 @@
 
 The first prompts are the token ids that agentrl renders for the same tasks in the same order; TRL renders the rest. An
 episode ends with its environment, as in agentrl: TRL itself would let the policy play on until its turns are spent.
+Answers have the same limit of tokens, and their calls are read by agentrl's parser, which also accepts calls without
+tags; TRL's own parser would end the episode there. An answer without a call ends the episode, as always in TRL.
 
 python e2e_trl.py SETTINGS.json
 
@@ -25,13 +27,16 @@ for place in SETTINGS["packages"]:
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
 
 import torch
+import trl.trainer.grpo_trainer as trl_trainer  # type: ignore[import-not-found]
 from agentrl.tools.calculator import calculator
 from datasets import Dataset  # type: ignore[import-not-found]
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import get_json_schema
 from trl import GRPOConfig, GRPOTrainer  # type: ignore[import-not-found]
 from trl.chat_template_utils import qwen3_template  # type: ignore[import-not-found]
 
 from agentrl.env.lookup import resolve_environment
+from agentrl.render.tool_parsers import repair_of
 
 OVER = "The episode is over."
 ROWS = {row["id"]: row for row in SETTINGS["rows"]}
@@ -123,6 +128,20 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
         return [[] if over else next(following) for over in ended], None  # an end token here would be trained
 
 
+def parse_calls(tokenizer: Any, ids: list[int], prefix: object = None, tools: Any = None) -> dict[str, Any]:
+    """Return an answer as a message; a call that cannot be read stays text."""
+    text = tokenizer.decode(ids, skip_special_tokens=True)
+    schemas = {schema["function"]["name"]: schema for schema in map(get_json_schema, tools)}
+    repair = repair_of("hermes")
+    assert repair is not None
+    parsed = repair(text, schemas, is_whole=bool(ids) and ids[-1] == tokenizer.eos_token_id)
+    if not parsed.calls:
+        return {"role": "assistant", "content": text}
+    functions = [{"name": call.name, "arguments": dict(call.arguments)} for call in parsed.calls]
+    calls = [{"type": "function", "function": function} for function in functions]
+    return {"role": "assistant", "content": parsed.content, "tool_calls": calls}
+
+
 def check(trainer: Trainer) -> None:
     """Write the token ids of the first tasks after two fixed actions, to be compared with agentrl's."""
     found = []
@@ -144,6 +163,7 @@ def main() -> None:
     torch.manual_seed(SETTINGS["seed"])
     tokenizer = AutoTokenizer.from_pretrained(SETTINGS["model"])
     tokenizer.response_template = qwen3_template
+    trl_trainer.parse_response = parse_calls
     metrics = Path(SETTINGS["folder"]) / "metrics.jsonl"
 
     def score(environments: list[Played], **_: object) -> list[float]:
@@ -185,6 +205,7 @@ def main() -> None:
             epsilon_high=SETTINGS["clip_high"],
             temperature=1.0,
             max_completion_length=SETTINGS["max_tokens"],
+            generation_kwargs={"max_new_tokens": SETTINGS["max_answer_tokens"]},
             max_tool_calling_iterations=SETTINGS["max_turns"],
             shuffle_dataset=False,
             gradient_checkpointing=False,

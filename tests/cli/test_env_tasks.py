@@ -10,7 +10,9 @@ from typing import Any, cast
 import gymnasium
 import pytest
 
+from agentrl.cli.arguments import option_pairs
 from agentrl.cli.env_tasks import DifficultyReport, _write_band
+from agentrl.config import load_config
 from agentrl.env import EnvironmentSpec
 from agentrl.env.lookup import resolve_environment
 from agentrl.errors import AgentRLError
@@ -208,3 +210,15 @@ def test_the_command_after_a_probe_trains_the_probed_model(
     _write_band(report, "guess_number", "runs/latest", Path("t.jsonl"))
     said = " ".join(capsys.readouterr().err.split())
     assert "agentrl train --env guess_number --model runs/latest --tasks t.jsonl" in said
+
+
+@pytest.mark.parametrize("text", ["1e-3", "[mug, sink]", "{turns: 3}", "010", "off", "", '"12"', "a#b"])
+def test_options_of_commands_are_read_as_options_in_a_config(text: str) -> None:
+    config = load_config("quickstart", ["environment.options={}", f"environment.options.size={text}"])
+    assert option_pairs([f"size={text}"]) == dict(config.sole_environment.options)
+
+
+def test_an_option_that_is_not_valid_yaml_is_named(agentrl: Cli) -> None:
+    ended = agentrl("env", "check", "household", "rooms=[1, 2")
+    assert ended.code == 2
+    assert "the value of option rooms=[1, 2 is not valid YAML" in ended.err

@@ -218,7 +218,7 @@ def test_the_file_is_read_then_overrides_win_in_order(config_file):
         ("trainer:\n  steps: 3\n", [], "no environment is set"),
         ("environment: a\nenvironment: b\n", [], "my.yaml line 2: environment is given twice"),
         ("- a\n- b\n", [], "is not a config: got a YAML sequence"),
-        ("environment: [a\n", [], "is not YAML"),
+        ("environment: [a\n", [], "is not valid YAML"),
         ("environment: a\n", ["trainer"], "expected key=value"),
         ("environment: a\n", ["trainer={steps: 3, steps: 4}"], "line 1: trainer.steps is given twice"),
         (
@@ -243,7 +243,7 @@ def test_the_file_is_read_then_overrides_win_in_order(config_file):
         ("environment: a\nmodel: {lora.rank: 3}\n", [], "write model: {lora: {rank: …}}"),
         ("environment: a\nrun: {directory: $HOME/runs}\n", [], "line 2: run.directory has an environment variable"),
         ("environment: a\nmodel: '${oc.env:M}/m'\n", [], "line 2: model.path has an environment variable"),
-        ("environment: a\n", ["agent.options=&a {b: *a}"], "is not YAML: got"),
+        ("environment: a\n", ["agent.options=&a {b: *a}"], "is not valid YAML: got"),
     ],
 )
 def test_a_mistake_is_named_with_its_place(config_file, text, overrides, message):
