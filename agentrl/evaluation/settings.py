@@ -10,7 +10,7 @@ from agentrl.config import Config, load_config
 from agentrl.config.config import SCRATCH
 from agentrl.config.derived import EnvironmentConfigs, per_environment_configs
 from agentrl.config.load import ConfigSource
-from agentrl.config.overrides import prompts_environment, prompts_words, text_override
+from agentrl.config.overrides import parse_override, prompts_environment, prompts_words, text_override
 from agentrl.env.lookup import parse_env_name, resolve_environment
 from agentrl.errors import UsageError
 from agentrl.evaluation.evaluate import PolicyKind
@@ -111,8 +111,10 @@ def _refuse_unused(policy: PolicyKind, **options: object) -> None:
 
 
 def _names_task_file(override: str) -> bool:
-    key, _, value = override.partition("=")
-    return key == "environment.tasks" and value not in ("", "null")
+    given = parse_override(override)
+    if given.path == ("environment",) and isinstance(given.value, dict):
+        return bool(given.value.get("tasks"))
+    return given.path == ("environment", "tasks") and bool(given.value)
 
 
 def _environment_words(env: str | None, run: Config | None, prompts: str | None, *, has_file: bool) -> list[str]:

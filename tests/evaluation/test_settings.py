@@ -23,17 +23,18 @@ def test_a_run_on_a_task_file_is_measured_on_its_evaluation_split(tmp_path: Path
     assert (environment.tasks, environment.split) == (None, "test")
 
 
-def test_a_file_of_tasks_takes_the_place_of_the_default_split(tmp_path: Path) -> None:
+@pytest.mark.parametrize("override", ["environment.tasks=mine.jsonl", "environment={tasks: mine.jsonl}"])
+def test_a_file_of_tasks_takes_the_place_of_the_default_split(tmp_path: Path, override: str) -> None:
     (tmp_path / "config.yaml").write_text("environment: guess_number\nevaluation: {split: test}\n")
     for given in ({"env": "guess_number"}, {"model": str(tmp_path)}, {"model": str(tmp_path), "env": "guess_number"}):
         environment = evaluation_config(
             **given,
             policy=PolicyKind.RANDOM if "model" not in given else PolicyKind.ENGINE,
-            overrides=["environment.tasks=mine.jsonl"],
+            overrides=[override],
         ).environment
         assert (environment.name, environment.tasks) == ("guess_number", "mine.jsonl")
     with pytest.raises(ConfigError, match=r"environment.split is ignored with environment.tasks"):
-        evaluation_config(env="guess_number/test", policy=PolicyKind.RANDOM, overrides=["environment.tasks=mine.jsonl"])
+        evaluation_config(env="guess_number/test", policy=PolicyKind.RANDOM, overrides=[override])
 
 
 def test_a_config_with_an_untrained_model_takes_one_as_an_override() -> None:
