@@ -193,6 +193,8 @@ class EnvironmentSpec:
     """Returns the instructions for `options`, for an environment whose options change its rules; ``None``, and by
     default: `instructions` and `tool_instructions`."""
     options: Mapping[str, Any] = field(default_factory=dict)
+    reset_columns: bool = False
+    """True if columns of a task file that are not fields of `Task` are options of `reset`, as in TRL's data sets."""
     scores: Mapping[str, float] = field(default_factory=dict)
     """Success rates of the ``random`` and ``expert`` policies, and of ``blind`` play: the best sequence of actions
     chosen without reading observations. Tests assert them."""

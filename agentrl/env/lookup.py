@@ -25,6 +25,7 @@ import importlib.util
 import inspect
 import re
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeGuard
 
 import gymnasium
@@ -186,7 +187,8 @@ def _spec_of(name: str, target: object) -> EnvironmentSpec:
     if inspect.isclass(target) and issubclass(target, AsyncEnv):
         return _plain_spec(name, target, about=target)
     if is_trl_environment(target):
-        return _plain_spec(name, functools.partial(TRLEnvironment, target), about=target)
+        made = _plain_spec(name, functools.partial(TRLEnvironment, target), about=target)
+        return replace(made, reset_columns=True)
     if isinstance(target, gymnasium.Env | AsyncEnv):
         raise UsageError(
             f"{name} is a single environment, but every episode needs its own",
@@ -406,15 +408,18 @@ class TRLEnvironment(gymnasium.Env[str, str]):
         """Start an episode; the observation is what the object's ``reset`` returns, if anything."""
         super().reset(seed=seed)
         self._paid = 0.0
-        given = options or {}
+        given = dict(options or {})
+        accepted = inspect.signature(self._inner.reset)
+        if "prompt" in given and not _accepts(accepted, "prompt"):
+            del given["prompt"]  # of every row of a data set
         try:
-            inspect.signature(self._inner.reset).bind(**given)
+            accepted.bind(**given)
         except TypeError as error:
             raise UsageError(
                 f"reset of {type(self._inner).__name__} does not accept the options of the task",
                 got=f"{', '.join(given) or 'no options'}: {error}",
                 expected="the arguments of reset in the tasks' options",
-                hint='write a file of tasks with lines such as {"options": {"word": "crane"}}: environment.tasks=FILE',
+                hint='write a file of tasks with lines such as {"word": "crane"}: environment.tasks=FILE',
             ) from error
         observation = self._inner.reset(**given)
         if isinstance(observation, list):  # content blocks
@@ -468,6 +473,11 @@ class TRLEnvironment(gymnasium.Env[str, str]):
         if number is None:
             raise EnvironmentFailure(f"{what} of {type(self._inner).__name__} is {shorten(found)}", expected=A_REWARD)
         return number
+
+
+def _accepts(signature: inspect.Signature, name: str) -> bool:
+    kinds = {parameter.kind for parameter in signature.parameters.values()}
+    return name in signature.parameters or inspect.Parameter.VAR_KEYWORD in kinds
 
 
 async def _wait_for(result: Awaitable[Any]) -> Any:

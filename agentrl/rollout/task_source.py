@@ -31,24 +31,40 @@ _CHECKED: Mapping[str, tuple[type, str]] = {
 }
 
 
-def read_tasks(path: str | Path, *, environment: str) -> Sequence[Task]:
+def read_tasks(path: str | Path, *, environment: str, reset_columns: bool = False) -> Sequence[Task]:
     """Read all tasks of a file, in order.
 
     Args:
-        path: JSON Lines or Parquet file; columns are the fields of `Task`, ``id`` defaults to the row number.
+        path: JSON Lines or Parquet file; columns are the fields of `Task`, ``id`` defaults to the row number, and
+            ``prompt`` may be a list of messages.
         environment: Environment of rows without that column.
+        reset_columns: Use the other columns, and the prompt, as options of `reset` and for reward functions, as TRL
+            does; by default, other columns are errors.
 
     Raises:
         UsageError: the file cannot be read, a row has unknown columns, or two rows have the same id.
     """
     tasks, ids = [], UniqueIds(f"task file {path}")
     for number, row in enumerate(read_rows(path, "task file"), start=1):
-        task = _task(row.values, row.location, number, environment)
+        values = _with_reset_columns(row.values) if reset_columns else row.values
+        task = _task(values, row.location, number, environment)
         ids.add(task.id, row.location)
         tasks.append(task)
     if not tasks:
         raise UsageError(f"task file {path} is empty", expected="at least one row")
     return tasks
+
+
+def _with_reset_columns(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a row whose unknown columns are options of `reset` and columns for reward functions."""
+    fields_of_task = {name: value for name, value in row.items() if name in _FIELDS}
+    others = {name: value for name, value in row.items() if name not in _FIELDS}
+    prompt = {"prompt": row["prompt"]} if row.get("prompt") is not None else {}
+    for name, found in (("options", {**prompt, **others}), ("columns", others)):
+        given = row.get(name) or {}
+        if isinstance(given, Mapping):
+            fields_of_task[name] = {**found, **given}
+    return fields_of_task
 
 
 def _task(row: Mapping[str, Any], location: str, number: int, environment: str) -> Task:
@@ -62,6 +78,8 @@ def _task(row: Mapping[str, Any], location: str, number: int, environment: str) 
             f'reward functions as "columns": {{"{unknown[0]}": …}}',
         )
     given = {name: value for name, value in row.items() if value is not None}
+    if isinstance(given.get("prompt"), list) and "messages" not in given:
+        given["messages"] = given.pop("prompt")
     for name, (kind, expected) in _CHECKED.items():
         if name in given and (not isinstance(given[name], kind) or isinstance(given[name], bool)):
             raise UsageError(f"{name} of {location} has the wrong type", got=repr(given[name]), expected=expected)
@@ -70,7 +88,8 @@ def _task(row: Mapping[str, Any], location: str, number: int, environment: str) 
     if given.get("max_turns", 1) < 1:
         raise UsageError(f"max_turns of {location} is too small", got=given["max_turns"], expected="at least 1")
     if "messages" in given:
-        given["messages"] = tuple(read_messages(_list(given["messages"], location), location))
+        messages = given["messages"] = tuple(read_messages(_list(given["messages"], location), location))
+        given.setdefault("prompt", "\n\n".join(message.text for message in messages))
     return Task(**{"environment": environment, **given, "id": str(given.get("id", number))})
 
 
@@ -119,7 +138,7 @@ def task_source(spec: EnvironmentSpec, config: EnvironmentConfig, *, split: str 
         UsageError: the split does not exist, the environment does not accept an option, or the file cannot be read.
     """
     if config.tasks is not None and split is None:
-        return read_tasks(config.tasks, environment=spec.name)
+        return read_tasks(config.tasks, environment=spec.name, reset_columns=spec.reset_columns)
     chosen = check_split(spec, split or config.split)
     try:
         return spec.tasks(chosen, **{**spec.options, **config.options})

@@ -209,7 +209,7 @@ def main() -> None:
             max_tool_calling_iterations=SETTINGS["max_turns"],
             shuffle_dataset=False,
             gradient_checkpointing=False,
-            bf16=False,
+            bf16=SETTINGS["bf16"],
             use_cpu=True,
             save_strategy="no",
             report_to=[],

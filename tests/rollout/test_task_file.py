@@ -1,3 +1,5 @@
+import json
+
 import pytest
 
 from agentrl.errors import UsageError
@@ -13,6 +15,15 @@ def test_json_lines(tmp_path):
         Task(id="a", environment="e", seed=3, ground_truth=42),
         Task(id="2", environment="e", prompt="Go.", options={"size": 2}),
     ]
+
+
+def test_a_prompt_may_be_a_list_of_messages(tmp_path):
+    asked = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Why?"}]
+    for name in ("prompt", "messages"):
+        (tmp_path / "t.jsonl").write_text(json.dumps({name: asked}))
+        [task] = read_tasks(tmp_path / "t.jsonl", environment="e")
+        assert [message.text for message in task.messages] == ["Be short.", "Why?"]
+        assert task.prompt == "Be short.\n\nWhy?", "for loops that read the task as text"
 
 
 def test_written_tasks_are_read_again(tmp_path):

@@ -8,11 +8,13 @@ import sys
 
 import pytest
 
+from agentrl.config.environment import EnvironmentConfig
 from agentrl.env import Isolation
 from agentrl.env.lookup import is_trl_environment, resolve_environment, spec_of, tool_methods
 from agentrl.errors import EnvironmentFailure, Outcome, ToolError, UsageError
 from agentrl.message import ImagePart, TextPart
 from agentrl.rollout.budget import EpisodeLimits
+from agentrl.rollout.task_source import task_source
 
 
 class EchoToolEnv:
@@ -204,6 +206,35 @@ def test_arguments_of_reset_that_no_task_gives_are_named():
         UsageError, match=r"reset of Wanted .*got level: missing a required argument: 'word'.*tasks=FILE"
     ):
         spec_of(Wanted).make().reset(seed=1, options={"level": 2})
+
+
+def test_rows_of_a_data_set_for_trl_are_tasks(tmp_path):
+    class Wanted(EchoToolEnv):
+        def reset(self, word):
+            return word
+
+    asked = [{"role": "system", "content": "Play."}, {"role": "user", "content": "Echo this:"}]
+    rows = [
+        {"prompt": asked, "word": "mug", "answer": 3},
+        {"prompt": "Echo.", "word": "cup", "options": {"word": "pan"}},
+    ]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    spec = spec_of(EchoToolEnv)
+    assert spec.reset_columns
+    config = EnvironmentConfig(name=f"{__name__}:EchoToolEnv", tasks=str(tmp_path / "rows.jsonl"))
+    first, second = task_source(spec, config)
+    assert [message.text for message in first.messages] == ["Play.", "Echo this:"]
+    assert first.prompt == "Play.\n\nEcho this:"
+    assert first.columns == {"word": "mug", "answer": 3}
+    assert second.prompt == "Echo."
+    assert second.options["word"] == "pan"
+    env = spec.make()
+    env.reset(seed=1, options=dict(first.options))
+    assert env._inner.given == {"prompt": asked, "word": "mug", "answer": 3}
+    with pytest.raises(UsageError, match="got word, answer: got an unexpected keyword argument 'answer'"):
+        spec_of(Wanted).make().reset(seed=1, options=dict(first.options))
+    named = {"prompt": "Echo.", "word": "mug"}
+    assert spec_of(Wanted).make().reset(seed=1, options=named) == ("mug", {}), "reset does not want the prompt"
 
 
 def test_reset_may_return_content_blocks():
