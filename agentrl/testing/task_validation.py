@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from agentrl.env import EnvironmentSpec, Isolation
-from agentrl.errors import AgentRLError, described_error
+from agentrl.errors import AgentRLError, UsageError, described_error
 from agentrl.errors.foreign import DaemonThreads
 from agentrl.message import Content
 from agentrl.task import Task
@@ -104,8 +104,17 @@ def validate_tasks(
             making the environment may take six times as long.
 
     Raises:
+        UsageError: a model plays a role in the environment, such as its user.
         AgentRLError: the environment cannot be made or closed.
     """
+    if roles := spec.roles_under(options):
+        raise UsageError(
+            f"tasks of {spec.name} cannot be validated with a role that a model plays",
+            got=f"the roles {', '.join(roles)}",
+            expected="options with which the environment plays alone",
+            hint="leave out the option that adds the role, or measure how often a model solves the tasks: agentrl env "
+            f"probe {spec.name}",
+        )
     most = 1 if spec.isolation_under(options) is Isolation.PROCESS else concurrency
     lanes = _Lanes(spec, options, tasks, call_timeout_s)
     running = [_THREADS.submit(lanes.run) for _ in range(most)]

@@ -41,6 +41,8 @@ class Learning:
     actions: tuple[str, str]
     """Two actions that end no episode; the sides must read the same after them."""
     calculator: bool = False
+    micro_batch: int = 16
+    """Episodes that TRL's side trains at once, which sets its memory."""
 
     def load(self, *more: str) -> Config:
         """Return the config with further overrides."""
@@ -80,6 +82,7 @@ ARITHMETIC = Learning(
     ),
     actions=("a", "b"),
     calculator=True,
+    micro_batch=4,
 )
 """Arithmetic with a calculator, for Qwen2.5-Coder-0.5B-Instruct; all weights are trained.
 
@@ -133,7 +136,7 @@ def write_settings(
         "seed": config.run.seed,
         "threads": threads,
         "steps": steps,
-        "micro_batch": 16,
+        "micro_batch": learning.micro_batch,
         "episodes_per_step": config.trainer.tasks_per_step * config.algorithm.group_size,
         "mini_batches": config.trainer.mini_batches,
         "group_size": config.algorithm.group_size,

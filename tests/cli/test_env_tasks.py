@@ -222,3 +222,10 @@ def test_an_option_that_is_not_valid_yaml_is_named(agentrl: Cli) -> None:
     ended = agentrl("env", "check", "household", "rooms=[1, 2")
     assert ended.code == 2
     assert "the value of option rooms=[1, 2 is not valid YAML" in ended.err
+
+
+def test_a_role_that_a_model_plays_cannot_be_validated(agentrl: Cli) -> None:
+    ended = agentrl("env", "validate", "retail", "customer=role", "--limit", "2")
+    assert ended.code == 2
+    assert "cannot be validated with a role that a model plays: got the roles user" in ended.err.replace("\n", " ")
+    assert agentrl("env", "validate", "retail", "--limit", "2").code == 0
