@@ -89,7 +89,7 @@ class MixtureTrainer(Trainer):
     ) -> None:
         super().__init__(model, algorithm, config, max_tokens=max_tokens, **options)
         self._objectives = {label: WeightedObjective(own) for label, own in algorithms.items()}
-        self._selections = {label: EpisodeSelection(own) for label, own in algorithms.items()}
+        self._selections = {label: EpisodeSelection.of(own) for label, own in algorithms.items()}
         self._shapings = {label: RewardShaping(own.shaping, max_tokens=max_tokens) for label, own in algorithms.items()}
 
     @property
@@ -104,7 +104,7 @@ class MixtureTrainer(Trainer):
         super()._configure(config)
         for label, own in environment_algorithms(config).items():
             self._objectives[label] = WeightedObjective(own)
-            self._selections[label] = EpisodeSelection(own)
+            self._selections[label] = EpisodeSelection.of(own)
             self._shapings[label].configure(own.shaping, max_tokens=config.agent.max_tokens)
 
     def _step(

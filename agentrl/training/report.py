@@ -12,7 +12,7 @@ from agentrl.algorithms.correction import mismatch
 from agentrl.algorithms.types import LossInput
 from agentrl.errors import Outcome
 from agentrl.observe.token_table import TokenColumns
-from agentrl.training.batch import Selection, StepBatch
+from agentrl.training.batch import StepBatch
 from agentrl.training.optimizer import Update
 from agentrl.trajectory import Trajectory
 
@@ -70,7 +70,6 @@ class StepReport:
 
 def step_report(
     batch: StepBatch,
-    selection: Selection,
     tokens: LossInput,
     *,
     differing: torch.Tensor,
@@ -85,7 +84,7 @@ def step_report(
     The `old_logp` of `tokens` is that of the trainer before the first update. `differing` marks the groups whose
     episodes the estimator tells apart: bool [groups].
     """
-    own = [trajectory for trajectory in selection.trajectories if trajectory.id not in batch.extras.expert_ids]
+    own = [trajectory for trajectory in batch.trajectories if trajectory.id not in batch.extras.expert_ids]
     read = batch.sampled_index([i for i, reads in enumerate(batch.needs_forward) if reads])
     read = read.to(tokens.old_logp.device)
     distance = mismatch(tokens.old_logp[read], tokens.behaviour_logp[read])
@@ -104,10 +103,7 @@ def step_report(
         **mismatch_by_turn(batch, tokens.old_logp, tokens.behaviour_logp, read),
         **{f"mismatch/{name}": value for name, value in asdict(distance).items()},
         **_rewards(own, batch, differing),
-        "groups/skipped": float(selection.lone_groups),
         "trajectories/trained": float(len(own)),
-        "trajectories/infrastructure": float(selection.infrastructure),
-        "trajectories/unscored": float(selection.unscored),
     }
     if applied:
         metrics["train/grad_norm"] = max(update.grad_norm for update in applied)

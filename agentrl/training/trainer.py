@@ -36,7 +36,15 @@ from agentrl.config.trainer import NumericsConfig
 from agentrl.message.image import ImageReader
 from agentrl.models.memory import FREED_SHARE, FreedMemory, memory_limit
 from agentrl.training.algorithm_functions import check_mini_batch_rows
-from agentrl.training.batch import Selection, StepBatch, StepExtras, mini_batches, row_batches, select, step_batch
+from agentrl.training.batch import (
+    StepBatch,
+    StepExtras,
+    mini_batches,
+    row_batches,
+    select,
+    skipped_metrics,
+    step_batch,
+)
 from agentrl.training.checkpoint import TrainerCheckpoint, TrainerState
 from agentrl.training.compile import checkpoint_activations, compile_layers
 from agentrl.training.diagnostics.watch import NumericsWatch, prepare_repeatable, repeatable
@@ -65,7 +73,6 @@ from agentrl.trajectory import Trajectory
 class PreparedStep:
     """Selected episodes of a step with their advantages, before the first update."""
 
-    selection: Selection
     batch: StepBatch
     advantage: torch.Tensor
     """Advantage of each sampled token: [tokens]."""
@@ -73,8 +80,8 @@ class PreparedStep:
     gradient: GradientPass
     signals: Sequence[SignalUpdates]
     """Updates of signals' models, made together with the policy's."""
-    left_out: Mapping[str, float] = field(default_factory=dict)
-    """Metrics of the groups and episodes that ``algorithm.selection`` has left out."""
+    left_out: Mapping[str, float]
+    """Metrics of the groups and episodes that do not train."""
 
     def episodes_in(self, part: Sequence[int]) -> int:
         """Count the episodes of some sequences."""
@@ -183,7 +190,7 @@ class Trainer:
         prepare_repeatable(enabled=config.deterministic)
         self._objective = Objective(algorithm, joint_loss=joins_policy(config))
         self._shaping = RewardShaping(algorithm.shaping, max_tokens=max_tokens)
-        self._select_episodes = EpisodeSelection(algorithm)
+        self._select_episodes = EpisodeSelection.of(algorithm)
         compile_layers(model, config)
         settings = _optimizer_settings(config, first_step=pretrain_steps(config))
         self._optimizer = PolicyOptimizer(model, settings)
@@ -257,14 +264,15 @@ class Trainer:
         *,
         objective: Objective,
         shaping: RewardShaping,
-        select_episodes: EpisodeSelection,
+        select_episodes: EpisodeSelection | None,
     ) -> PreparedStep:
         """Estimate the advantages of a step's episodes, and prepare the passes of its updates."""
         learns = not self.pretraining
         extras = role_extras(extras, trajectories)
-        chosen = select_episodes([*role_members(trajectories, self._roles), *extras.experts], extras)
-        selection = select(chosen.trajectories, compare_groups=objective.compares_groups)
-        batch = self._batch(selection, shaping, temperature, pad_id, extras, whole_groups=objective.couples_episodes)
+        members = [*role_members(trajectories, self._roles), *extras.experts]
+        members, left_out = (members, {}) if select_episodes is None else select_episodes(members, extras)
+        selected = select(members, compare_groups=objective.compares_groups)
+        batch = self._batch(selected, shaping, temperature, pad_id, extras, whole_groups=objective.couples_episodes)
         for signal in self.signals.values():
             batch = signal.annotate(batch)
         estimate = objective.estimate(batch.episodes)
@@ -281,18 +289,17 @@ class Trainer:
         joint = next((cast("JoinedUpdates", signal) for signal in signals if signal.joins_policy), None)
         gradient = GradientPass(self._policy, objective, batch, tokens, joint=joint, learns=learns, hooks=self._hooks())
         return PreparedStep(
-            selection=selection,
             batch=batch,
             advantage=advantage,
             tokens=tokens,
             gradient=gradient,
             signals=signals,
-            left_out=chosen.metrics(),
+            left_out=left_out | skipped_metrics(members, selected),
         )
 
     def _batch(
         self,
-        selection: Selection,
+        selected: Sequence[Trajectory],
         shaping: RewardShaping,
         temperature: float,
         pad_id: int,
@@ -302,7 +309,7 @@ class Trainer:
     ) -> StepBatch:
         """Lay out the tokens of a step and assign its sequences to updates."""
         routes = self._policy.replays_routes
-        batch = step_batch(selection.trajectories, shaping, experts=extras.expert_ids, routes=routes)
+        batch = step_batch(selected, shaping, experts=extras.expert_ids, routes=routes)
         batch = replace(
             batch, step_version=self.steps, seed=self._seed, temperature=temperature, pad_id=pad_id, extras=extras
         )
@@ -331,7 +338,6 @@ class Trainer:
         )
         return step_report(
             step.batch,
-            step.selection,
             step.tokens,
             differing=differing,
             updates=taken.updates,
@@ -353,7 +359,7 @@ class Trainer:
     def _configure(self, config: Config) -> None:
         algorithm, self._config = config.algorithm, config.trainer
         self._objective = Objective(algorithm, joint_loss=joins_policy(config.trainer))
-        self._select_episodes = EpisodeSelection(algorithm)
+        self._select_episodes = EpisodeSelection.of(algorithm)
         self._shaping.configure(algorithm.shaping, max_tokens=config.agent.max_tokens)
         self._role_weights = algorithm.role_weights
         self._optimizer.settings = replace(
