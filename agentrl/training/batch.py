@@ -106,6 +106,8 @@ class StepBatch:
     owners: TokenOwners
     episodes: EpisodeBatch
     """Input of advantage estimators."""
+    advantage: torch.Tensor = field(default_factory=lambda: torch.empty(0))
+    """Advantage of each token: float32 [tokens]; empty until it is estimated."""
     expert: torch.Tensor | None = None
     """Mask of tokens that an expert wrote, whose log mu is stored as 0: bool [tokens]; ``None`` without experts."""
     trajectories: Sequence[Trajectory] = ()
@@ -146,6 +148,10 @@ class StepBatch:
         """Return the flat indices of the tokens of some sequences, without an expert's tokens: int64 [tokens]."""
         index = self.token_index(sequences)
         return index if self.expert is None else index[~self.expert[index]]
+
+    def episodes_in(self, sequences: Sequence[int]) -> int:
+        """Count the episodes of some sequences."""
+        return len({self.sequence_trajectory[sequence] for sequence in sequences})
 
     def draw(self, update: int) -> int:
         """Derive the seed of random choices in an update of the step, counted from 0: in [0, 2^63)."""

@@ -165,7 +165,7 @@ class MixtureTrainer(Trainer):
         totals: list[float] = []
         for parts in self._joint_parts(steps):
             own = {label: part for label, part in zip(steps, parts, strict=True) if part is not None}
-            episodes = {label: steps[label].episodes_in(part) for label, part in own.items()}
+            episodes = {label: steps[label].gradient.batch.episodes_in(part) for label, part in own.items()}
             totals.append(0.0)
             for label, part in own.items():
                 weight = self._objectives[label].weight = episodes[label] / sum(episodes.values())
@@ -187,7 +187,7 @@ class MixtureTrainer(Trainer):
             yield from zip_longest(
                 *(
                     parts[epoch * len(parts) // epochs : (epoch + 1) * len(parts) // epochs]
-                    for parts in (step.batch.parts for step in steps.values())
+                    for parts in (step.gradient.batch.parts for step in steps.values())
                 )
             )
 

@@ -100,7 +100,7 @@ class TinkerTrainer:
         members = role_members(trajectories)
         batch = step_batch(select(members, compare_groups=self._objective.compares_groups), self._shaping)
         batch = replace(batch, step_version=self.steps, temperature=temperature, pad_id=pad_id)
-        advantage = self._objective.estimate(batch.episodes).advantage
+        batch = replace(batch, advantage=self._objective.estimate(batch.episodes).advantage)
         old_logp = self._score(batch)
         corrected = self._objective.correction(old_logp, batch.behaviour_logp, batch.owners.sequence)
         parts = [
@@ -108,7 +108,7 @@ class TinkerTrainer:
             for _ in range(self._config.trainer.epochs)
             for part in mini_batches(batch, self._config.trainer.mini_batches, self._generator)
         ]
-        weighted = advantage * corrected.weights
+        weighted = batch.advantage * corrected.weights
         losses, rate = [], 0.0
         norms: list[float | None] = []
         for part in parts:
@@ -129,7 +129,7 @@ class TinkerTrainer:
             "train/updates_skipped": float(skipped),
             "train/tokens": float(batch.tokens),
             "train/seconds": time.perf_counter() - began,
-            "train/advantage_abs_mean": float(advantage.abs().mean()),
+            "train/advantage_abs_mean": float(batch.advantage.abs().mean()),
             **({"train/grad_norm": max(applied)} if applied else {}),
             **mismatch_by_turn(batch, old_logp, batch.behaviour_logp, everything),
             **{f"mismatch/{name}": value for name, value in asdict(distance).items()},
@@ -139,7 +139,7 @@ class TinkerTrainer:
             "groups/zero_variance": float((~self._objective.differing_groups(batch.episodes)).sum()),
             "trajectories/trained": float(len(batch.trajectories)),
             **skipped_metrics(members, batch.trajectories),
-            **role_metrics(batch, advantage),
+            **role_metrics(batch),
         }
         return StepReport(metrics=metrics)
 

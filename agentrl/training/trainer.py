@@ -30,7 +30,6 @@ from typing import Any, cast
 import torch
 from transformers import PreTrainedModel
 
-from agentrl.algorithms.types import LossInput
 from agentrl.config.config import AlgorithmConfig, Config, TrainerConfig
 from agentrl.config.trainer import NumericsConfig
 from agentrl.message.image import ImageReader
@@ -51,7 +50,7 @@ from agentrl.training.diagnostics.watch import NumericsWatch, prepare_repeatable
 from agentrl.training.distributed import Ranks
 from agentrl.training.dynamic_sampling import EpisodeSelection, check_selection
 from agentrl.training.forward.runner import make_runner
-from agentrl.training.gradients import GradientPass, Objective, needs_forward_pass, step_tokens
+from agentrl.training.gradients import GradientPass, Objective, needs_forward_pass, score_ahead
 from agentrl.training.moe import moe_hooks
 from agentrl.training.optimizer import OptimizerSettings, PolicyOptimizer, Update
 from agentrl.training.report import StepReport, step_report
@@ -71,21 +70,13 @@ from agentrl.trajectory import Trajectory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedStep:
-    """Selected episodes of a step with their advantages, before the first update."""
+    """Passes of a step's updates, before the first one."""
 
-    batch: StepBatch
-    advantage: torch.Tensor
-    """Advantage of each sampled token: [tokens]."""
-    tokens: LossInput
     gradient: GradientPass
     signals: Sequence[SignalUpdates]
     """Updates of signals' models, made together with the policy's."""
     left_out: Mapping[str, float]
     """Metrics of the groups and episodes that do not train."""
-
-    def episodes_in(self, part: Sequence[int]) -> int:
-        """Count the episodes of some sequences."""
-        return len({self.batch.sequence_trajectory[sequence] for sequence in part})
 
 
 @dataclass(slots=True)
@@ -276,26 +267,19 @@ class Trainer:
         for signal in self.signals.values():
             batch = signal.annotate(batch)
         estimate = objective.estimate(batch.episodes)
-        advantage = weigh_by_role(estimate.advantage, batch, self._role_weights)
-        estimate = replace(estimate, advantage=advantage)
+        batch = replace(batch, advantage=weigh_by_role(estimate.advantage, batch, self._role_weights))
+        estimate = replace(estimate, advantage=batch.advantage)
         trained = [signal.train(batch, estimate, policy_learns=learns) for signal in self.signals.values()]
         signals = [updates for updates in trained if updates is not None]
         batch = replace(
             batch,
-            needs_forward=needs_forward_pass(objective, batch, advantage),
+            needs_forward=needs_forward_pass(objective, batch),
             sample_counts=shaping.sample_counts(batch.episodes.returns, seed=batch.step_version),
         )
-        tokens = step_tokens(batch, advantage, objective, self._policy, policy_learns=learns)
+        ahead = score_ahead(batch, objective, self._policy, policy_learns=learns)
         joint = next((cast("JoinedUpdates", signal) for signal in signals if signal.joins_policy), None)
-        gradient = GradientPass(self._policy, objective, batch, tokens, joint=joint, learns=learns, hooks=self._hooks())
-        return PreparedStep(
-            batch=batch,
-            advantage=advantage,
-            tokens=tokens,
-            gradient=gradient,
-            signals=signals,
-            left_out=left_out | skipped_metrics(members, selected),
-        )
+        gradient = GradientPass(self._policy, objective, batch, ahead, joint=joint, learns=learns, hooks=self._hooks())
+        return PreparedStep(gradient=gradient, signals=signals, left_out=left_out | skipped_metrics(members, selected))
 
     def _batch(
         self,
@@ -322,14 +306,14 @@ class Trainer:
 
     def _report(self, step: PreparedStep, objective: Objective, taken: StepUpdates, seconds: float) -> StepReport:
         """Report the metrics of a step after its updates."""
-        metrics = {**taken.metrics, **step.left_out, **role_metrics(step.batch, step.advantage)}
+        batch, record = step.gradient.batch, step.gradient.record
+        metrics = {**taken.metrics, **step.left_out, **role_metrics(batch)}
         for found in (*(each.metrics() for each in step.signals), *(each.metrics() for each in self.signals.values())):
             metrics |= found
-        differing = objective.differing_groups(step.batch.episodes)
+        differing = objective.differing_groups(batch.episodes)
         masked_by, reasons = reasons_not_trained(
-            step.batch,
-            step.gradient.record,
-            step.advantage,
+            batch,
+            record,
             differing=differing,
             rejecters=objective.rejecters,
             updates=taken.updates,
@@ -337,14 +321,14 @@ class Trainer:
             pretraining=not step.gradient.learns,
         )
         return step_report(
-            step.batch,
-            step.tokens,
+            batch,
+            record.trainer_logp,
             differing=differing,
             updates=taken.updates,
             losses=taken.losses,
             means=step.gradient.means() | metrics,
             seconds=seconds,
-            columns=token_columns(step.batch, step.tokens, step.gradient.record, masked_by, reasons),
+            columns=token_columns(batch, record, masked_by, reasons),
         )
 
     def configure(self, config: Config) -> None:
