@@ -55,7 +55,7 @@ from agentrl.training.moe import moe_hooks
 from agentrl.training.optimizer import OptimizerSettings, PolicyOptimizer, Update
 from agentrl.training.report import StepReport, step_report
 from agentrl.training.rewards import RewardShaping
-from agentrl.training.roles import role_extras, role_members, role_metrics, weigh_by_role
+from agentrl.training.roles import has_roles, role_extras, role_members, role_metrics, weigh_by_role
 from agentrl.training.signals import (
     JoinedUpdates,
     SignalSetup,
@@ -259,8 +259,9 @@ class Trainer:
     ) -> PreparedStep:
         """Estimate the advantages of a step's episodes, and prepare the passes of its updates."""
         learns = not self.pretraining
-        extras = role_extras(extras, trajectories)
-        members = [*role_members(trajectories, self._roles), *extras.experts]
+        if any(map(has_roles, trajectories)):  # each role's part of an episode trains separately
+            extras, trajectories = role_extras(extras, trajectories), role_members(trajectories, self._roles)
+        members = [*trajectories, *extras.experts]
         members, left_out = (members, {}) if select_episodes is None else select_episodes(members, extras)
         selected = select(members, compare_groups=objective.compares_groups)
         batch = self._batch(selected, shaping, temperature, pad_id, extras, whole_groups=objective.couples_episodes)
