@@ -261,8 +261,9 @@ class Trainer:
         learns = not self.pretraining
         if any(map(has_roles, trajectories)):  # each role's part of an episode trains separately
             extras, trajectories = role_extras(extras, trajectories), role_members(trajectories, self._roles)
-        members = [*trajectories, *extras.experts]
-        members, left_out = (members, {}) if select_episodes is None else select_episodes(members, extras)
+        members, left_out = [*trajectories, *extras.experts], dict[str, float]()
+        if select_episodes is not None:
+            members, left_out = select_episodes(members, extras)
         selected = select(members, compare_groups=objective.compares_groups)
         batch = self._batch(selected, shaping, temperature, pad_id, extras, whole_groups=objective.couples_episodes)
         for signal in self.signals.values():
