@@ -48,7 +48,7 @@ from agentrl.training.signals.base import JoinedUpdates
 from agentrl.training.token_record import TokenRecord
 
 DUMPED_TOKENS = ("episode_return", "teacher_logp", "teacher_top_logp", "entropy")
-"""Results of `loss_columns` that a dump of an update contains among the tokens' values."""
+"""Columns of `GradientPass` that a dump of an update contains among the tokens' values."""
 DUMPED_STEP = (
     "advantage",
     "behaviour_logp",
@@ -311,8 +311,9 @@ class GradientPass:
         self.kl_old = 0.0
         """KL of the policy to pi_old, over the last update's tokens."""
         self._computed_tokens = self._read_tokens = 0
-        self.model, self._policy, self._objective, self._hooks = policy.model, policy, objective, hooks
+        self.model, self._policy, self.objective, self._hooks = policy.model, policy, objective, hooks
         self.batch, self._columns = batch, loss_columns(batch, policy.model.device)
+        """Batch, and the parts of `LossInput` that are known before the passes: [tokens, …] each."""
         if objective.looks_ahead:
             self._columns["entropy"] = ahead.entropy
         self._scoring: dict[str, Any] = {"temperature": batch.temperature, "pad_id": batch.pad_id}
@@ -332,8 +333,8 @@ class GradientPass:
         """Add the gradient of one update's loss, over the sequences `part`; return the loss."""
         self.before = self._snapshot(part)
         self.record.begin(self.batch.token_index(part))
-        index = self._select_tokens(part) if self._objective.looks_ahead else self.batch.token_index(part)
-        weights = token_shares(self._objective, self.batch.owners, index, self.batch.sample_counts)
+        index = self._select_tokens(part) if self.objective.looks_ahead else self.batch.token_index(part)
+        weights = token_shares(self.objective, self.batch.owners, index, self.batch.sample_counts)
         members = [i for i in part if self.batch.needs_forward[i]]
         # without any token to train, gradients of 0 would let the optimizer's momentum move the weights
         trains = self._joint is not None or bool((weights > 0).any())
@@ -388,14 +389,14 @@ class GradientPass:
         """Apply filters and the loss's choice to all tokens of an update; return those that train: int64 [selected]."""
         index = self.batch.token_index(part)
         tokens = self._loss_input(part, index.to(self.model.device), self._current(part))
-        rejected = self._objective.mark_rejected(tokens)
+        rejected = self.objective.mark_rejected(tokens)
         self.record.rejected[index.to(rejected.device)] = rejected
         kept = rejected == 0
         self.tally.add("train/dropped_share", ~kept)
-        if self._objective.masks_tokens:
-            corrected = self._objective.correction(tokens.old_logp, tokens.behaviour_logp, tokens.sequence)
+        if self.objective.masks_tokens:
+            corrected = self.objective.correction(tokens.old_logp, tokens.behaviour_logp, tokens.sequence)
             self.tally.add("mismatch/clip_share", corrected.truncated)
-        chosen = self._objective.choose(tokens.select(kept))
+        chosen = self.objective.choose(tokens.select(kept))
         index, trained = index[kept.cpu()], index.to(kept.device)[kept]
         self._kept = torch.zeros(self.batch.tokens, dtype=torch.bool, device=self.model.device)
         self._kept[trained] = True
@@ -408,7 +409,7 @@ class GradientPass:
     def _current(self, part: list[int]) -> torch.Tensor:
         """Compute log pi of the current policy, without gradient: [tokens of the part]."""
         where = self.batch.token_index(part).to(self.model.device)
-        if self._updates == 0 or not (self._objective.chooses_tokens or self._objective.reads_policy):
+        if self._updates == 0 or not (self.objective.chooses_tokens or self.objective.reads_policy):
             return self.record.trainer_logp[where]
         sequences = [self.batch.sequences[i] for i in part]
         return self._policy.logprobs(sequences, **self._scoring).logp
@@ -419,7 +420,7 @@ class GradientPass:
         scores = self._policy.score(
             [self.batch.sequences[i] for i in indices],
             **self._scoring,
-            entropy_gradient=self._objective.uses_entropy,
+            entropy_gradient=self.objective.uses_entropy,
             value_head=None if self._joint is None else self._joint.head,
             others=None if top_ids is None else top_ids[where],
         )
@@ -430,7 +431,7 @@ class GradientPass:
             kept = self._kept[where]
             own, trained, entropy, weight = where[kept], tokens.select(kept), entropy[kept], weight[kept]
         tally.add("train/entropy", scores.entropy)
-        policy = self._objective.loss(trained, entropy, tally)
+        policy = self.objective.loss(trained, entropy, tally)
         self.record.add_clipped(own, policy.clipped)
         log_rho = log_ratio(tokens.old_logp, tokens.logp.detach())
         tally.add("train/kl_old", log_rho.neg().exp() + log_rho - 1)
@@ -460,7 +461,7 @@ class GradientPass:
     def _old_logp(self, behaviour_logp: torch.Tensor, where: torch.Tensor, logp: torch.Tensor) -> torch.Tensor:
         """Return log pi_old of some tokens; if this forward pass is the first, record it as the trainer's."""
         trainer = self.record.keep_first(where, logp)
-        match self._objective.proximal:
+        match self.objective.proximal:
             case "trainer":  # before the first update they differ by rounding only, which a loss with a kink would show
                 return logp if self._updates == 0 else trainer
             case "behaviour":

@@ -119,12 +119,7 @@ class MixtureTrainer(Trainer):
             self._freed.release()
             seconds = time.perf_counter() - started
             reports = {
-                label: self._report(
-                    step,
-                    self._objectives[label],
-                    StepUpdates(updates=updates, losses=losses[label]),
-                    seconds,
-                )
+                label: self._report(step, StepUpdates(updates=updates, losses=losses[label]), seconds)
                 for label, step in steps.items()
             }
             return self.watch.report(join_environments(reports, loss=total))

@@ -1,6 +1,6 @@
 """Record of each sampled token in the updates of a step: computed values, and the reason if it did not train.
 
-    GradientPass ─► TokenRecord (values of the latest update of each token) ─► TokenColumns ─► StepReport.tokens
+    GradientPass ─► TokenRecord (log pi_old, values of each token's latest update) ─► TokenColumns ─► StepReport.tokens
 
 The values are by-products of the step's own passes: nothing is computed twice. `agentrl.runs.token_tables` writes them.
 """

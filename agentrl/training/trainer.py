@@ -244,7 +244,7 @@ class Trainer:
             taken = pretrain_signals(step.gradient, step.signals) if pretrain else self._take_updates(step)
             self.steps += 1
             self._freed.release()
-            return self.watch.report(self._report(step, self._objective, taken, time.perf_counter() - started))
+            return self.watch.report(self._report(step, taken, time.perf_counter() - started))
 
     def _prepare(
         self,
@@ -306,9 +306,9 @@ class Trainer:
             divide = partial(row_batches, batch, config.mini_batch_rows, generator)
         return replace(batch, parts=[part for _ in range(config.epochs) for part in divide()])
 
-    def _report(self, step: PreparedStep, objective: Objective, taken: StepUpdates, seconds: float) -> StepReport:
+    def _report(self, step: PreparedStep, taken: StepUpdates, seconds: float) -> StepReport:
         """Report the metrics of a step after its updates."""
-        batch, record = step.gradient.batch, step.gradient.record
+        batch, record, objective = step.gradient.batch, step.gradient.record, step.gradient.objective
         metrics = {**taken.metrics, **step.left_out, **role_metrics(batch)}
         for found in (*(each.metrics() for each in step.signals), *(each.metrics() for each in self.signals.values())):
             metrics |= found

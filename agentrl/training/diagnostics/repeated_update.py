@@ -151,7 +151,7 @@ class _RecordingPass(GradientPass):
 
     def _loss(self, weights: torch.Tensor, indices: list[int], tally: SumsByName) -> torch.Tensor:
         value = super()._loss(weights, indices, tally)
-        not_finite = self._objective.not_finite if isinstance(self._objective, _RecordingObjective) else ()
+        not_finite = self.objective.not_finite if isinstance(self.objective, _RecordingObjective) else ()
         self.found.append((indices, float(value.detach()), not_finite))
         return value
 
