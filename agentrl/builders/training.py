@@ -16,7 +16,6 @@ from agentrl.builders.adapters import adapter_transport, build_adapters
 from agentrl.builders.branches import branch_starts, build_branch_runners
 from agentrl.builders.checks import check_training
 from agentrl.builders.episodes import (
-    EnvironmentPlaces,
     RunEnvironment,
     build_run_environments,
     build_task_sampler,
@@ -32,6 +31,7 @@ from agentrl.builders.group_extras import (
 )
 from agentrl.builders.live import is_live
 from agentrl.builders.models import build_renderer, check_policy
+from agentrl.builders.processes import RunProcesses
 from agentrl.builders.servers import make_transport
 from agentrl.builders.tinker import build_tinker
 from agentrl.builders.trainers import LearningParts, build_on_ranks, build_trainer, load_policy
@@ -114,6 +114,15 @@ class TrainingParts:
         """Counts over all environments."""
         return self.environments[0].runner.counters
 
+    async def start(self) -> None:
+        """Start the engines and check their weights, then start the scheduler."""
+        await self.engine.start()
+        await self.sync.verify()
+        if self.evaluation is not None:
+            await self.evaluation.engine.start()
+            await self.evaluation.sync.verify()
+        await self.scheduler.start()
+
     async def close(self) -> None:
         """Close episodes, environments, weight sync and engine, in this order; a failure does not stop the others.
 
@@ -133,37 +142,31 @@ class TrainingParts:
 
 def build_training(
     config: Config,
+    processes: RunProcesses,
     *,
     model_path: str,
-    base_path: str | None = None,
-    version: int = 0,
+    base_path: str,
+    version: int,
     observer: RolloutObserver,
     waits: WaitTracker,
-    pool: ServerPool | None = None,
-    nodes: EnvironmentPlaces | None = None,
-    evaluation_pool: ServerPool | None = None,
-    ranks: Ranks | None = None,
-    folder: Path | None = None,
-    journals: JournalFolder | None = None,
-    settings: Settings | None = None,
-    say: Callable[[str], None] = lambda _: None,
+    folder: Path,
+    journals: JournalFolder | None,
+    settings: Settings,
+    say: Callable[[str], None],
 ) -> TrainingParts:
     """Build the parts, without starting them.
 
     Args:
         config: Config of the run.
+        processes: Ranks, servers and environment nodes.
         model_path: Initial weights.
-        base_path: Model that the run started from, if the weights are from a checkpoint; see `build_learning`.
+        base_path: Model that the run started from; see `build_learning`.
         version: Version of the weights at `model_path`.
         observer: Observer of turns and episode ends.
         waits: Table of the run's waits.
-        pool: Engine, if the config uses servers or engines on a cluster.
-        nodes: Nodes of a cluster for environments and sandboxes; this machine by default.
-        evaluation_pool: Engine of the evaluations, if ``evaluation.engine`` has servers.
-        ranks: Ranks that train together.
         folder: Folder of the run, where a judge stores its answers.
         journals: Journals of the episodes in flight, in asynchronous training.
-        settings: Current settings; those of the config's first step by default.
+        settings: Current settings.
         say: Called with messages for the user before the run starts.
 
     Raises:
@@ -172,15 +175,14 @@ def build_training(
         UsageError: a model, an environment or a file does not exist.
     """
     check_training(config)
-    settings = settings or Settings(config)
     tasks = build_task_sampler(config, curriculum=config.curriculum, stages=True)
     tokenizer = load_tokenizer(model_path)
     renderer = build_renderer(config, model_path, tokenizer)
     translator = check_policy(config, renderer, model_path, say=say)
     learning = build_learning(
         config,
-        pool,
-        ranks=ranks or Ranks(),
+        processes.pool,
+        ranks=processes.ranks,
         model_path=model_path,
         base_path=base_path,
         version=version,
@@ -194,7 +196,7 @@ def build_training(
         observer=observer,
         folder=folder,
         waits=waits,
-        nodes=nodes,
+        nodes=processes.nodes,
         journals=journals,
         settings=settings,
     )
@@ -222,7 +224,9 @@ def build_training(
         source=learning.source,
         sync=learning.sync,
         extras=extras,
-        evaluation=_connect_evaluation(config, learning, evaluation_pool, model_path, base_path, version, renderer),
+        evaluation=_connect_evaluation(
+            config, learning, processes.evaluation_pool, model_path, base_path, version, renderer
+        ),
         journals=journals,
         idle_while_training=is_lockstep and config.trainer.processes == 1,
     )

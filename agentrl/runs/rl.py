@@ -233,26 +233,16 @@ class Orchestrator:
                     on_loss=self._loss_callback(),
                 )
             )
-        seen = (self._store, self.status, self._watcher, self._waits, self._tables.drop)
-        recorder, journals = EpisodeRecorder(*seen), None
-        if not self.config.rollout.is_synchronous and not live:
-            journals = stack.enter_context(JournalFolder(self.folder.inflight, self._waits.clock, self._say))
-            recorder = JournalingRecorder(*seen, journals=journals)
-        observer: RolloutObserver = recorder
-        if traces_episodes(self.config.trackers):
-            observer = self._tracer = EpisodeTracer(recorder, self._waits, self.status, self._trace)
+        observer, journals = self._open_observer(stack)
         with self._waits.on(WaitKind.TRAINER, "run", "the model and the environments"):
             self._parts = build_training(
                 self.config,
+                processes,
                 model_path=model_path,
                 base_path=base_path,
                 version=version,
-                pool=processes.pool,
-                evaluation_pool=processes.evaluation_pool,
-                nodes=processes.nodes,
                 observer=observer,
                 waits=self._waits,
-                ranks=processes.ranks,
                 folder=self.folder.path,
                 journals=journals,
                 settings=self._settings,
@@ -275,12 +265,7 @@ class Orchestrator:
         self._diagnosis = open_diagnosis(self.folder, self.config, self._parts)
         self._last = self._diagnosis.run.newest_metrics  # the result if no step is left
         with self._waits.on(WaitKind.SYNC, "trainer", "the engine's start and the check of its weights"):
-            await self._parts.engine.start()
-            await self._parts.sync.verify()
-            if self._parts.evaluation is not None:
-                await self._parts.evaluation.engine.start()
-                await self._parts.evaluation.sync.verify()
-            await self._parts.scheduler.start()
+            await self._parts.start()
             if progress is not None and progress.evaluating is not None:
                 await self._repeat_evaluation(progress.evaluating)
         self._status_writer.live = lambda: self._parts.scheduler.live
@@ -288,6 +273,18 @@ class Orchestrator:
             self._say(f"serving {traffic.url}/s/NAME/v1 (OpenAI) and {traffic.url}/s/NAME (Anthropic)")
         if self._changes:
             self.folder.save_config(dump_config(self.config))
+
+    def _open_observer(self, stack: AsyncExitStack) -> tuple[RolloutObserver, JournalFolder | None]:
+        """Open the records of the episodes: their observer, and the journals of an asynchronous run."""
+        seen = (self._store, self.status, self._watcher, self._waits, self._tables.drop)
+        recorder, journals = EpisodeRecorder(*seen), None
+        if not self.config.rollout.is_synchronous and not is_live(self.config):
+            journals = stack.enter_context(JournalFolder(self.folder.inflight, self._waits.clock, self._say))
+            recorder = JournalingRecorder(*seen, journals=journals)
+        if not traces_episodes(self.config.trackers):
+            return recorder, journals
+        self._tracer = EpisodeTracer(recorder, self._waits, self.status, self._trace)
+        return self._tracer, journals
 
     async def _repeat_evaluation(self, step: int) -> None:
         """Restart the unfinished evaluation of a checkpoint, if the checkpoint has the weights that it measures."""

@@ -106,6 +106,8 @@ class StepBatch:
     owners: TokenOwners
     episodes: EpisodeBatch
     """Input of advantage estimators."""
+    advantage: torch.Tensor = field(default_factory=lambda: torch.empty(0))
+    """Advantage of each token: float32 [tokens]; empty until it is estimated."""
     expert: torch.Tensor | None = None
     """Mask of tokens that an expert wrote, whose log mu is stored as 0: bool [tokens]; ``None`` without experts."""
     trajectories: Sequence[Trajectory] = ()
@@ -146,6 +148,10 @@ class StepBatch:
         """Return the flat indices of the tokens of some sequences, without an expert's tokens: int64 [tokens]."""
         index = self.token_index(sequences)
         return index if self.expert is None else index[~self.expert[index]]
+
+    def episodes_in(self, sequences: Sequence[int]) -> int:
+        """Count the episodes of some sequences."""
+        return len({self.sequence_trajectory[sequence] for sequence in sequences})
 
     def draw(self, update: int) -> int:
         """Derive the seed of random choices in an update of the step, counted from 0: in [0, 2^63)."""
@@ -327,53 +333,49 @@ def row_batches(batch: StepBatch, rows: int, generator: torch.Generator) -> list
     return [sorted(order[first : first + rows]) for first in range(0, len(order), rows)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Selection:
-    """The trajectories that train, and counts of those that do not."""
-
-    trajectories: tuple[Trajectory, ...]
-    infrastructure: int
-    """Number of trajectories skipped because of an infrastructure failure or a missing outcome."""
-    unscored: int
-    """Number of trajectories skipped because they have no reward (which is not the same as a reward of 0)."""
-    lone_groups: int
-    """Number of groups skipped because they have only one valid member, so that nothing can be compared."""
-
-
 class NothingToTrain(TrainingError):
     """A step that has no trajectory to train on."""
 
 
-def select(trajectories: Sequence[Trajectory], *, compare_groups: bool) -> Selection:
+def select(trajectories: Sequence[Trajectory], *, compare_groups: bool) -> list[Trajectory]:
     """Select trajectories with a valid outcome and a reward; with `compare_groups`, only in groups of two or more.
 
     Raises:
         TrainingError: a reward is not finite, or is too large.
         NothingToTrain: no selected trajectory has a sampled token.
     """
-    ended = [t for t in trajectories if t.outcome is not None and t.outcome.is_trainable]
-    scored = [t for t in ended if t.reward is not None]
+    scored = [t for t in trajectories if t.is_trainable]
     for trajectory in scored:
         _check_rewards(trajectory)
     members = Counter(t.group_id for t in scored)
     lone = {group for group, count in members.items() if count < 2} if compare_groups else set()
-    kept = tuple(t for t in scored if t.group_id not in lone)
-    selection = Selection(
-        trajectories=kept,
-        infrastructure=len(trajectories) - len(ended),
-        unscored=len(ended) - len(scored),
-        lone_groups=len(lone),
-    )
+    kept = [t for t in scored if t.group_id not in lone]
     if not any(t.sampled_tokens for t in kept):
+        counts = skipped_metrics(trajectories, kept)
         raise NothingToTrain(
             "no trajectory of this step can be trained on",
-            got=f"{len(trajectories)} trajectories: {selection.infrastructure} without a valid end, "
-            f"{selection.unscored} without a reward, {selection.lone_groups} groups of one, "
+            got=f"{len(trajectories)} trajectories: {counts['trajectories/infrastructure']:.0f} without a valid end, "
+            f"{counts['trajectories/unscored']:.0f} without a reward, {counts['groups/skipped']:.0f} groups of one, "
             f"{len(kept)} without a sampled token ({_ends(kept)})",
             expected="sampled tokens in groups of two or more" if compare_groups else "sampled tokens and a reward",
             hint="if prompts leave no room for an answer, raise agent.max_tokens" if kept else None,
         )
-    return selection
+    return kept
+
+
+def skipped_metrics(trajectories: Sequence[Trajectory], selected: Sequence[Trajectory]) -> dict[str, float]:
+    """Count what `select` skipped: groups of one, infrastructure failures, and trajectories without a reward.
+
+    A missing outcome counts as a failure; a missing reward is not the same as a reward of 0.
+    """
+    ended = [t for t in trajectories if t.outcome is not None and t.outcome.is_trainable]
+    scored = [t for t in ended if t.reward is not None]
+    lone = {t.group_id for t in scored} - {t.group_id for t in selected}
+    return {
+        "groups/skipped": float(len(lone)),
+        "trajectories/infrastructure": float(len(trajectories) - len(ended)),
+        "trajectories/unscored": float(len(ended) - len(scored)),
+    }
 
 
 def _ends(trajectories: Sequence[Trajectory]) -> str:

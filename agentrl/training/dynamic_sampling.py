@@ -60,7 +60,7 @@ class DynamicSampling:
     ) -> bool:
         members = [*role_members(trajectories, roles), *extras.experts]
         try:
-            kept = select(members, compare_groups=objective.compares_groups).trajectories
+            kept = select(members, compare_groups=objective.compares_groups)
         except NothingToTrain:
             return False
         return bool(objective.differing_groups(unshaped_episodes(kept, extras, self._shaping)).any())
@@ -102,53 +102,48 @@ def is_in_band(config: SelectionConfig, trajectories: Sequence[Trajectory]) -> b
     return found is not None and bool(in_band(torch.tensor(found, dtype=torch.float64), low, high))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SelectedEpisodes:
-    """Episodes of a step that train, and counts of those that were left out."""
-
-    trajectories: Sequence[Trajectory]
-    groups_left_out: int = 0
-    episodes_left_out: int = 0
-    """Number of episodes that do not train although their group does."""
-
-    def metrics(self) -> dict[str, float]:
-        """Return the counts as metrics; empty if nothing was left out."""
-        counts = {"groups/left_out": self.groups_left_out, "trajectories/left_out": self.episodes_left_out}
-        return {name: float(count) for name, count in counts.items() if count}
-
-
 class EpisodeSelection:
     """Selection of a step's groups and episodes by ``algorithm.selection``, in the trainer.
 
     Args:
+        config: The section.
         algorithm: Algorithm, whose estimator determines how a group's episodes are compared.
     """
 
-    def __init__(self, algorithm: AlgorithmConfig) -> None:
-        self._config = algorithm.selection
+    def __init__(self, config: SelectionConfig, algorithm: AlgorithmConfig) -> None:
+        self._config = config
         self._shaping = RewardShaping({}, max_tokens=1)
         self._weights = algorithm.advantage_options.get("weights")
-        if self._config is not None and self._config.top_p is not None:
+        if config.top_p is not None:
             objective, estimator = Objective(algorithm), lookup(Kind.ADVANTAGE, algorithm.advantage)
             self._compared = compared_by(estimator, objective.estimate)
 
-    def __call__(self, trajectories: Sequence[Trajectory], extras: StepExtras) -> SelectedEpisodes:
-        """Return the episodes that train; experts' episodes and those that cannot train are kept with their group."""
-        if self._config is None:
-            return SelectedEpisodes(trajectories=trajectories)
-        kept = trajectories if self._config.resample is None else self._resample(trajectories, extras)
-        before = {trajectory.group_id for trajectory in trajectories}
-        chosen = before if self._config.top_p is None else self._top_groups(kept, extras)
-        return SelectedEpisodes(
-            trajectories=[trajectory for trajectory in kept if trajectory.group_id in chosen],
-            groups_left_out=len(before) - len(chosen),
-            episodes_left_out=len(trajectories) - len(kept),
-        )
+    @classmethod
+    def of(cls, algorithm: AlgorithmConfig) -> EpisodeSelection | None:
+        """Make the selection of an algorithm; ``None`` if all episodes train."""
+        return None if algorithm.selection is None else cls(algorithm.selection, algorithm)
 
-    def _resample(self, trajectories: Sequence[Trajectory], extras: StepExtras) -> list[Trajectory]:
-        assert self._config is not None
+    def __call__(
+        self, trajectories: Sequence[Trajectory], extras: StepExtras
+    ) -> tuple[list[Trajectory], dict[str, float]]:
+        """Return the episodes that train, and metrics of those that were left out, if any.
+
+        Experts' episodes and those that cannot train are kept with their group.
+        """
+        kept, top_p = self._resample(trajectories, extras), self._config.top_p
+        before = {trajectory.group_id for trajectory in trajectories}
+        chosen = before if top_p is None else self._top_groups(kept, extras, top_p)
+        counts = {
+            "groups/left_out": len(before) - len(chosen),
+            "trajectories/left_out": len(trajectories) - len(kept),
+        }
+        metrics = {name: float(count) for name, count in counts.items() if count}
+        return [trajectory for trajectory in kept if trajectory.group_id in chosen], metrics
+
+    def _resample(self, trajectories: Sequence[Trajectory], extras: StepExtras) -> Sequence[Trajectory]:
         settings = self._config.resample
-        assert settings is not None
+        if settings is None:
+            return trajectories
         left_out: set[str] = set()
         for own in _by_group(trajectories, extras).values():
             penalty = [sum(t.reward_components.get(name, 0.0) for name in settings.penalties) for t in own]
@@ -162,17 +157,15 @@ class EpisodeSelection:
             left_out |= {one.id for one in own} - {own[place].id for place in places}
         return [trajectory for trajectory in trajectories if trajectory.id not in left_out]
 
-    def _top_groups(self, trajectories: Sequence[Trajectory], extras: StepExtras) -> set[str]:
+    def _top_groups(self, trajectories: Sequence[Trajectory], extras: StepExtras, share: float) -> set[str]:
         """Return the ids of the groups with the largest spreads; all if none has any."""
-        assert self._config is not None
-        assert self._config.top_p is not None
         own = [one for group in _by_group(trajectories, extras).values() for one in group]
         groups = list(dict.fromkeys(trajectory.group_id for trajectory in own))
         if not own:
             return {trajectory.group_id for trajectory in trajectories}
         episodes = unshaped_episodes(own, extras, self._shaping)
         spread = group_spreads(self._compared, episodes, weights=self._weights)
-        chosen = top_p_groups(spread, self._config.top_p, scale=self._config.top_p_scale).tolist()
+        chosen = top_p_groups(spread, share, scale=self._config.top_p_scale).tolist()
         top = {group for group, is_chosen in zip(groups, chosen, strict=True) if is_chosen} or set(groups)
         return top | ({trajectory.group_id for trajectory in trajectories} - set(groups))
 

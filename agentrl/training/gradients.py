@@ -41,24 +41,24 @@ from agentrl.training.algorithm_functions import (
     check_proximal,
 )
 from agentrl.training.batch import StepBatch
+from agentrl.training.forward.logprobs import TokenScores
 from agentrl.training.forward.micro_batches import MicroBatch
 from agentrl.training.forward.runner import ModelRunner, PassHook, SumsByName
 from agentrl.training.signals.base import JoinedUpdates
 from agentrl.training.token_record import TokenRecord
 
-DUMPED_TOKENS = (
+DUMPED_TOKENS = ("episode_return", "teacher_logp", "teacher_top_logp", "entropy")
+"""Columns of `GradientPass` that a dump of an update contains among the tokens' values."""
+DUMPED_STEP = (
     "advantage",
-    "episode_return",
     "behaviour_logp",
     "reference_logp",
-    "teacher_logp",
-    "teacher_top_logp",
     "expert",
-    "entropy",
+    "version",
+    "step_version",
+    "sample_counts",
+    "seed",
 )
-"""Parts of the step's `LossInput` that a dump of an update contains under their names; `old_logp` is ``trainer_logp``.
-"""
-DUMPED_STEP = ("version", "step_version", "sample_counts", "seed")
 """Parts of the `StepBatch` that a dump of an update contains among the tokens' values."""
 
 
@@ -219,43 +219,37 @@ def _bound_choice(loss: Callable[..., Any], options: dict[str, Any]) -> Callable
     return functools.partial(choice.choose, **own)
 
 
-def step_tokens(
-    batch: StepBatch, advantage: torch.Tensor, objective: Objective, policy: ModelRunner, *, policy_learns: bool
-) -> LossInput:
-    """Make the loss input of all sampled tokens of a step, on the model's device, from which updates select theirs.
+def score_ahead(batch: StepBatch, objective: Objective, policy: ModelRunner, *, policy_learns: bool) -> TokenScores:
+    """Score the step's tokens that must be known before the first update; the others are NaN.
 
-    Its `old_logp` and `logp` are the trainer's log-probabilities before the first update, which are scored here where
-    the first update's forward pass cannot provide them; elsewhere they are NaN. If the policy does not learn, because
-    only the signals' models train, its single forward pass provides all of them. `entropy` is ``None`` unless the
-    objective looks ahead.
+    Those are the tokens that the first update's forward pass cannot provide, and all of them if the objective looks
+    ahead. If the policy does not learn, because only the signals' models train, its single forward pass provides all.
     """
-    device, teacher = policy.model.device, batch.teacher
-    logp = torch.full((batch.tokens,), math.nan, device=device)
-    entropy = torch.full_like(logp, math.nan) if objective.looks_ahead else None
+    logp, entropy = torch.full((2, batch.tokens), math.nan, device=policy.model.device)
     if needed := _sequences_to_score(batch, objective, policy_learns=policy_learns):
         sequences = [batch.sequences[i] for i in needed]
         scores = policy.logprobs(sequences, temperature=batch.temperature, pad_id=batch.pad_id)
-        where = batch.token_index(needed).to(device)
-        logp[where] = scores.logp
-        if entropy is not None:
-            entropy[where] = scores.entropy
-    return LossInput(
-        logp=logp,
-        old_logp=logp,
-        behaviour_logp=batch.behaviour_logp.to(device),
-        advantage=advantage.to(device),
-        episode_return=batch.episodes.to_tokens(batch.episodes.returns).float().to(device),
-        sequence=batch.owners.sequence.to(device),
-        sequences=len(batch.sequences),
-        turn=batch.episodes.token_turn.to(device),
-        episode=batch.owners.trajectory.to(device),
-        group=batch.owners.group.to(device),
-        reference_logp=batch.reference_logp,
-        teacher_logp=None if teacher is None else teacher.logp,
-        teacher_top_logp=None if teacher is None else teacher.top_logp,
-        expert=None if batch.expert is None else batch.expert.to(device),
-        entropy=entropy,
-    )
+        where = batch.token_index(needed).to(logp.device)
+        logp[where], entropy[where] = scores.logp, scores.entropy
+    return TokenScores(logp=logp, entropy=entropy)
+
+
+def loss_columns(batch: StepBatch, device: torch.device) -> dict[str, torch.Tensor]:
+    """Return the parts of `LossInput` that the batch provides, for all its tokens: [tokens, …] each, on a device."""
+    teacher, episodes = batch.teacher, batch.episodes
+    columns = {
+        "behaviour_logp": batch.behaviour_logp,
+        "advantage": batch.advantage,
+        "episode_return": episodes.to_tokens(episodes.returns).float(),
+        "turn": episodes.token_turn,
+        "episode": batch.owners.trajectory,
+        "group": batch.owners.group,
+        "reference_logp": batch.reference_logp,
+        "teacher_logp": None if teacher is None else teacher.logp,
+        "teacher_top_logp": None if teacher is None else teacher.top_logp,
+        "expert": batch.expert,
+    }
+    return {name: column.to(device) for name, column in columns.items() if column is not None}
 
 
 def _sequences_to_score(batch: StepBatch, objective: Objective, *, policy_learns: bool) -> list[int]:
@@ -294,7 +288,7 @@ class GradientPass:
         policy: Runner of the policy.
         objective: Estimator, loss and corrections.
         batch: The step's batch.
-        tokens: Result of `step_tokens`; the first update fills in its `old_logp`.
+        ahead: Result of `score_ahead`.
         joint: Signal whose loss is added to the policy's.
         learns: ``False`` to compute only the metrics; no parameter gets a gradient.
         hooks: Hooks into the policy's passes.
@@ -305,24 +299,27 @@ class GradientPass:
         policy: ModelRunner,
         objective: Objective,
         batch: StepBatch,
-        tokens: LossInput,
+        ahead: TokenScores,
         *,
         joint: JoinedUpdates | None = None,
         learns: bool = True,
         hooks: Sequence[PassHook] = (),
     ) -> None:
         self.tally = SumsByName()
-        self.record = TokenRecord(batch.tokens, policy.model.device)
+        self.record = TokenRecord(ahead.logp)
         """Values of the step's tokens in their latest updates."""
         self.kl_old = 0.0
         """KL of the policy to pi_old, over the last update's tokens."""
         self._computed_tokens = self._read_tokens = 0
-        self.model, self._policy, self._objective, self._hooks = policy.model, policy, objective, hooks
-        self.batch, self._tokens = batch, tokens
+        self.model, self._policy, self.objective, self._hooks = policy.model, policy, objective, hooks
+        self.batch, self._columns = batch, loss_columns(batch, policy.model.device)
+        """Batch, and the parts of `LossInput` that are known before the passes: [tokens, …] each."""
+        if objective.looks_ahead:
+            self._columns["entropy"] = ahead.entropy
         self._scoring: dict[str, Any] = {"temperature": batch.temperature, "pad_id": batch.pad_id}
         self._version = batch.version.to(self.model.device)
         self.learns = learns
-        self._needs_grad = [learns and own for own in needs_gradient(objective, batch, tokens.advantage)]
+        self._needs_grad = [learns and own for own in needs_gradient(objective, batch)]
         self._joint, self._head_parameters = joint, () if joint is None else tuple(joint.head.parameters())
         self._updates = 0
         self.before: dict[str, Any] = {}
@@ -336,8 +333,8 @@ class GradientPass:
         """Add the gradient of one update's loss, over the sequences `part`; return the loss."""
         self.before = self._snapshot(part)
         self.record.begin(self.batch.token_index(part))
-        index = self._select_tokens(part) if self._objective.looks_ahead else self.batch.token_index(part)
-        weights = token_shares(self._objective, self.batch.owners, index, self.batch.sample_counts)
+        index = self._select_tokens(part) if self.objective.looks_ahead else self.batch.token_index(part)
+        weights = token_shares(self.objective, self.batch.owners, index, self.batch.sample_counts)
         members = [i for i in part if self.batch.needs_forward[i]]
         # without any token to train, gradients of 0 would let the optimizer's momentum move the weights
         trains = self._joint is not None or bool((weights > 0).any())
@@ -350,7 +347,6 @@ class GradientPass:
             hooks=self._hooks,
         )
         self._count_tokens(result.work)
-        self._tokens.old_logp.copy_(self._policy.passes.ranks.fill_missing(self._tokens.old_logp))
         self.record.share(self._policy.passes.ranks)
         self.tally.merge(result.tally)
         self.kl_old = result.tally.means().get("train/kl_old", 0.0)
@@ -366,9 +362,9 @@ class GradientPass:
 
     def _snapshot(self, part: list[int]) -> dict[str, Any]:
         batch, passes = self.batch, self._policy.passes
-        values = {name: getattr(self._tokens, name) for name in DUMPED_TOKENS}
+        values = {name: self._columns.get(name) for name in DUMPED_TOKENS}
         values |= {name: getattr(batch, name) for name in DUMPED_STEP}
-        values["trainer_logp"] = self._tokens.old_logp.clone()
+        values["trainer_logp"] = self.record.trainer_logp.clone()
         values["teacher_top_ids"] = None if batch.teacher is None else batch.teacher.top_ids
         return {
             "part": part,
@@ -393,29 +389,28 @@ class GradientPass:
         """Apply filters and the loss's choice to all tokens of an update; return those that train: int64 [selected]."""
         index = self.batch.token_index(part)
         tokens = self._loss_input(part, index.to(self.model.device), self._current(part))
-        rejected = self._objective.mark_rejected(tokens)
+        rejected = self.objective.mark_rejected(tokens)
         self.record.rejected[index.to(rejected.device)] = rejected
         kept = rejected == 0
         self.tally.add("train/dropped_share", ~kept)
-        if self._objective.masks_tokens:
-            corrected = self._objective.correction(tokens.old_logp, tokens.behaviour_logp, tokens.sequence)
+        if self.objective.masks_tokens:
+            corrected = self.objective.correction(tokens.old_logp, tokens.behaviour_logp, tokens.sequence)
             self.tally.add("mismatch/clip_share", corrected.truncated)
-        chosen = self._objective.choose(tokens.select(kept))
+        chosen = self.objective.choose(tokens.select(kept))
         index, trained = index[kept.cpu()], index.to(kept.device)[kept]
         self._kept = torch.zeros(self.batch.tokens, dtype=torch.bool, device=self.model.device)
         self._kept[trained] = True
-        chosen_of_step = self._kept
+        self._columns["chosen"] = self._kept
         if chosen is not None:
-            chosen_of_step = chosen.new_zeros((self.batch.tokens, *chosen.shape[1:]))
-            chosen_of_step[trained] = chosen
-        self._tokens = replace(self._tokens, chosen=chosen_of_step)
+            self._columns["chosen"] = chosen.new_zeros((self.batch.tokens, *chosen.shape[1:]))
+            self._columns["chosen"][trained] = chosen
         return index
 
     def _current(self, part: list[int]) -> torch.Tensor:
         """Compute log pi of the current policy, without gradient: [tokens of the part]."""
         where = self.batch.token_index(part).to(self.model.device)
-        if self._updates == 0 or not (self._objective.chooses_tokens or self._objective.reads_policy):
-            return self._tokens.old_logp[where]
+        if self._updates == 0 or not (self.objective.chooses_tokens or self.objective.reads_policy):
+            return self.record.trainer_logp[where]
         sequences = [self.batch.sequences[i] for i in part]
         return self._policy.logprobs(sequences, **self._scoring).logp
 
@@ -425,7 +420,7 @@ class GradientPass:
         scores = self._policy.score(
             [self.batch.sequences[i] for i in indices],
             **self._scoring,
-            entropy_gradient=self._objective.uses_entropy,
+            entropy_gradient=self.objective.uses_entropy,
             value_head=None if self._joint is None else self._joint.head,
             others=None if top_ids is None else top_ids[where],
         )
@@ -436,7 +431,7 @@ class GradientPass:
             kept = self._kept[where]
             own, trained, entropy, weight = where[kept], tokens.select(kept), entropy[kept], weight[kept]
         tally.add("train/entropy", scores.entropy)
-        policy = self._objective.loss(trained, entropy, tally)
+        policy = self.objective.loss(trained, entropy, tally)
         self.record.add_clipped(own, policy.clipped)
         log_rho = log_ratio(tokens.old_logp, tokens.logp.detach())
         tally.add("train/kl_old", log_rho.neg().exp() + log_rho - 1)
@@ -448,42 +443,43 @@ class GradientPass:
         return loss
 
     def _loss_input(self, indices: list[int], where: torch.Tensor, logp: torch.Tensor) -> LossInput:
-        own = self._tokens.select(where)
+        """Make the input of the loss for whole sequences, whose tokens are at the indices `where` of the step."""
+        own = {name: column[where] for name, column in self._columns.items()}
         counts = torch.tensor([self.batch.lengths[i] for i in indices], device=where.device)
-        old, behaviour = self._old_logp(own, where, logp.detach()), own.behaviour_logp
-        return replace(
-            own,
+        old = self._old_logp(own["behaviour_logp"], where, logp.detach())
+        if "expert" in own:
+            own["behaviour_logp"] = torch.where(own["expert"], old, own["behaviour_logp"])
+        return LossInput(
+            **own,
             logp=logp,
             old_logp=old,
-            behaviour_logp=behaviour if own.expert is None else torch.where(own.expert, old, behaviour),
             sequence=torch.arange(len(indices), device=where.device).repeat_interleave(counts),
             sequences=len(indices),
             draw=self.batch.draw(self._updates),
         )
 
-    def _old_logp(self, own: LossInput, where: torch.Tensor, logp: torch.Tensor) -> torch.Tensor:
+    def _old_logp(self, behaviour_logp: torch.Tensor, where: torch.Tensor, logp: torch.Tensor) -> torch.Tensor:
         """Return log pi_old of some tokens; if this forward pass is the first, record it as the trainer's."""
-        trainer = torch.where(own.old_logp.isnan(), logp, own.old_logp)
-        self._tokens.old_logp[where] = trainer
-        match self._objective.proximal:
+        trainer = self.record.keep_first(where, logp)
+        match self.objective.proximal:
             case "trainer":  # before the first update they differ by rounding only, which a loss with a kink would show
                 return logp if self._updates == 0 else trainer
             case "behaviour":
-                return own.behaviour_logp
+                return behaviour_logp
             case "loglinear":
-                return loglinear(logp, own.behaviour_logp, self._version[where], old_version=self.batch.step_version)
+                return loglinear(logp, behaviour_logp, self._version[where], old_version=self.batch.step_version)
 
 
-def needs_gradient(objective: Objective, batch: StepBatch, advantage: torch.Tensor) -> list[bool]:
+def needs_gradient(objective: Objective, batch: StepBatch) -> list[bool]:
     """Return whether each sequence has a gradient."""
     if not objective.zero_advantage_is_idle:
         return [True] * len(batch.sequences)
-    return [bool(own.any()) for own in torch.split(advantage, batch.lengths)]
+    return [bool(own.any()) for own in torch.split(batch.advantage, batch.lengths)]
 
 
-def needs_forward_pass(objective: Objective, batch: StepBatch, advantage: torch.Tensor) -> list[bool]:
+def needs_forward_pass(objective: Objective, batch: StepBatch) -> list[bool]:
     """Return True for each sequence that goes through the model: those with a gradient, or all if none has one or the
     objective looks ahead.
     """
-    learning = needs_gradient(objective, batch, advantage)
+    learning = needs_gradient(objective, batch)
     return learning if any(learning) and not objective.looks_ahead else [True] * len(learning)

@@ -89,7 +89,7 @@ class MixtureTrainer(Trainer):
     ) -> None:
         super().__init__(model, algorithm, config, max_tokens=max_tokens, **options)
         self._objectives = {label: WeightedObjective(own) for label, own in algorithms.items()}
-        self._selections = {label: EpisodeSelection(own) for label, own in algorithms.items()}
+        self._selections = {label: EpisodeSelection.of(own) for label, own in algorithms.items()}
         self._shapings = {label: RewardShaping(own.shaping, max_tokens=max_tokens) for label, own in algorithms.items()}
 
     @property
@@ -104,7 +104,7 @@ class MixtureTrainer(Trainer):
         super()._configure(config)
         for label, own in environment_algorithms(config).items():
             self._objectives[label] = WeightedObjective(own)
-            self._selections[label] = EpisodeSelection(own)
+            self._selections[label] = EpisodeSelection.of(own)
             self._shapings[label].configure(own.shaping, max_tokens=config.agent.max_tokens)
 
     def _step(
@@ -119,12 +119,7 @@ class MixtureTrainer(Trainer):
             self._freed.release()
             seconds = time.perf_counter() - started
             reports = {
-                label: self._report(
-                    step,
-                    self._objectives[label],
-                    StepUpdates(updates=updates, losses=losses[label]),
-                    seconds,
-                )
+                label: self._report(step, StepUpdates(updates=updates, losses=losses[label]), seconds)
                 for label, step in steps.items()
             }
             return self.watch.report(join_environments(reports, loss=total))
@@ -165,7 +160,7 @@ class MixtureTrainer(Trainer):
         totals: list[float] = []
         for parts in self._joint_parts(steps):
             own = {label: part for label, part in zip(steps, parts, strict=True) if part is not None}
-            episodes = {label: steps[label].episodes_in(part) for label, part in own.items()}
+            episodes = {label: steps[label].gradient.batch.episodes_in(part) for label, part in own.items()}
             totals.append(0.0)
             for label, part in own.items():
                 weight = self._objectives[label].weight = episodes[label] / sum(episodes.values())
@@ -187,7 +182,7 @@ class MixtureTrainer(Trainer):
             yield from zip_longest(
                 *(
                     parts[epoch * len(parts) // epochs : (epoch + 1) * len(parts) // epochs]
-                    for parts in (step.batch.parts for step in steps.values())
+                    for parts in (step.gradient.batch.parts for step in steps.values())
                 )
             )
 

@@ -9,10 +9,9 @@ from dataclasses import asdict, dataclass
 import torch
 
 from agentrl.algorithms.correction import mismatch
-from agentrl.algorithms.types import LossInput
 from agentrl.errors import Outcome
 from agentrl.observe.token_table import TokenColumns
-from agentrl.training.batch import Selection, StepBatch
+from agentrl.training.batch import StepBatch
 from agentrl.training.optimizer import Update
 from agentrl.trajectory import Trajectory
 
@@ -70,8 +69,7 @@ class StepReport:
 
 def step_report(
     batch: StepBatch,
-    selection: Selection,
-    tokens: LossInput,
+    trainer_logp: torch.Tensor,
     *,
     differing: torch.Tensor,
     updates: Sequence[Update],
@@ -82,13 +80,13 @@ def step_report(
 ) -> StepReport:
     """Report a step's metrics; rewards and counts of the policy exclude an expert's episodes.
 
-    The `old_logp` of `tokens` is that of the trainer before the first update. `differing` marks the groups whose
-    episodes the estimator tells apart: bool [groups].
+    `trainer_logp` holds the tokens' log-probabilities before the first update, [tokens]. `differing` marks the groups
+    whose episodes the estimator tells apart: bool [groups].
     """
-    own = [trajectory for trajectory in selection.trajectories if trajectory.id not in batch.extras.expert_ids]
+    own = [trajectory for trajectory in batch.trajectories if trajectory.id not in batch.extras.expert_ids]
     read = batch.sampled_index([i for i, reads in enumerate(batch.needs_forward) if reads])
-    read = read.to(tokens.old_logp.device)
-    distance = mismatch(tokens.old_logp[read], tokens.behaviour_logp[read])
+    trainer_logp = trainer_logp.cpu()
+    distance = mismatch(trainer_logp[read], batch.behaviour_logp[read])
     applied = [update for update in updates if not update.non_finite]
     metrics = {
         "train/loss": sum(losses) / len(losses),
@@ -99,15 +97,12 @@ def step_report(
         "train/seconds": seconds,
         "train/idle_sequences": float(batch.needs_forward.count(False)),
         "train/tokens_per_s": sum(map(len, itertools.compress(batch.sequences, batch.needs_forward))) / seconds,
-        "train/advantage_abs_mean": float(tokens.advantage.abs().mean()),
+        "train/advantage_abs_mean": float(batch.advantage.abs().mean()),
         **means,
-        **mismatch_by_turn(batch, tokens.old_logp, tokens.behaviour_logp, read),
+        **mismatch_by_turn(batch, trainer_logp, batch.behaviour_logp, read),
         **{f"mismatch/{name}": value for name, value in asdict(distance).items()},
         **_rewards(own, batch, differing),
-        "groups/skipped": float(selection.lone_groups),
         "trajectories/trained": float(len(own)),
-        "trajectories/infrastructure": float(selection.infrastructure),
-        "trajectories/unscored": float(selection.unscored),
     }
     if applied:
         metrics["train/grad_norm"] = max(update.grad_norm for update in applied)

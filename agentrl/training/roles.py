@@ -127,13 +127,14 @@ def weigh_by_role(advantage: torch.Tensor, batch: StepBatch, weights: Mapping[st
     return advantage * of_member.to(advantage)[batch.episodes.token_episode.to(advantage.device)]
 
 
-def role_metrics(batch: StepBatch, advantage: torch.Tensor) -> dict[str, float]:
+def role_metrics(batch: StepBatch) -> dict[str, float]:
     """Compute members, tokens, returns and advantages of each role, as ``role/ROLE/…``; empty for a sole agent."""
     roles = [base_role(role_of(member)) for member in batch.trajectories]
     found: dict[str, float] = {}
     for role in dict.fromkeys(roles) if set(roles) != {SOLE_ROLE} else ():
         member = torch.tensor([other == role for other in roles])
         token = member[batch.episodes.token_episode.cpu()]
+        advantage = batch.advantage.cpu()[token]
         returns, group = batch.episodes.returns.cpu()[member], batch.episodes.group.cpu()[member]
         groups, group = torch.unique(group, return_inverse=True)
         found |= {
@@ -141,6 +142,6 @@ def role_metrics(batch: StepBatch, advantage: torch.Tensor) -> dict[str, float]:
             f"role/{role}/tokens": float(token.sum()),
             f"role/{role}/shaped_return": float(returns.mean()),
             f"role/{role}/zero_variance": float((~differs(returns, group, groups.numel())).sum()),
-            f"role/{role}/advantage_abs_mean": float(advantage.cpu()[token].abs().mean()) if bool(token.any()) else 0.0,
+            f"role/{role}/advantage_abs_mean": float(advantage.abs().mean()) if advantage.numel() else 0.0,
         }
     return found

@@ -31,7 +31,7 @@ from agentrl.errors import TrainingError
 from agentrl.models.model_files import save_config, save_tokenizer
 from agentrl.remote.tinker import TinkerClient
 from agentrl.render.images import ImageProcessor
-from agentrl.training.batch import StepBatch, StepExtras, mini_batches, select, step_batch
+from agentrl.training.batch import StepBatch, StepExtras, mini_batches, select, skipped_metrics, step_batch
 from agentrl.training.gradients import Objective, token_shares
 from agentrl.training.optimizer import OptimizerSettings
 from agentrl.training.report import StepReport, mismatch_by_turn
@@ -97,10 +97,10 @@ class TinkerTrainer:
     ) -> StepReport:
         """Train on the trajectories of one step; see `agentrl.training.trainer.Trainer.step`."""
         began = time.perf_counter()
-        selection = select(role_members(trajectories), compare_groups=self._objective.compares_groups)
-        batch = step_batch(selection.trajectories, self._shaping)
+        members = role_members(trajectories)
+        batch = step_batch(select(members, compare_groups=self._objective.compares_groups), self._shaping)
         batch = replace(batch, step_version=self.steps, temperature=temperature, pad_id=pad_id)
-        advantage = self._objective.estimate(batch.episodes).advantage
+        batch = replace(batch, advantage=self._objective.estimate(batch.episodes).advantage)
         old_logp = self._score(batch)
         corrected = self._objective.correction(old_logp, batch.behaviour_logp, batch.owners.sequence)
         parts = [
@@ -108,7 +108,7 @@ class TinkerTrainer:
             for _ in range(self._config.trainer.epochs)
             for part in mini_batches(batch, self._config.trainer.mini_batches, self._generator)
         ]
-        weighted = advantage * corrected.weights
+        weighted = batch.advantage * corrected.weights
         losses, rate = [], 0.0
         norms: list[float | None] = []
         for part in parts:
@@ -118,7 +118,7 @@ class TinkerTrainer:
         self.steps += 1
         everything = torch.arange(batch.tokens)
         distance = mismatch(old_logp, batch.behaviour_logp)
-        rewards = [trajectory.reward for trajectory in selection.trajectories if trajectory.reward is not None]
+        rewards = [trajectory.reward for trajectory in batch.trajectories if trajectory.reward is not None]
         known = [norm for norm in norms if norm is not None]
         applied = [norm for norm in known if math.isfinite(norm)]
         skipped = len(known) - len(applied)
@@ -129,7 +129,7 @@ class TinkerTrainer:
             "train/updates_skipped": float(skipped),
             "train/tokens": float(batch.tokens),
             "train/seconds": time.perf_counter() - began,
-            "train/advantage_abs_mean": float(advantage.abs().mean()),
+            "train/advantage_abs_mean": float(batch.advantage.abs().mean()),
             **({"train/grad_norm": max(applied)} if applied else {}),
             **mismatch_by_turn(batch, old_logp, batch.behaviour_logp, everything),
             **{f"mismatch/{name}": value for name, value in asdict(distance).items()},
@@ -137,11 +137,9 @@ class TinkerTrainer:
             "reward/shaped_mean": float(batch.episodes.returns.mean()),
             "groups/trained": float(int(batch.episodes.group.max()) + 1),
             "groups/zero_variance": float((~self._objective.differing_groups(batch.episodes)).sum()),
-            "groups/skipped": float(selection.lone_groups),
-            "trajectories/trained": float(len(selection.trajectories)),
-            "trajectories/infrastructure": float(selection.infrastructure),
-            "trajectories/unscored": float(selection.unscored),
-            **role_metrics(batch, advantage),
+            "trajectories/trained": float(len(batch.trajectories)),
+            **skipped_metrics(members, batch.trajectories),
+            **role_metrics(batch),
         }
         return StepReport(metrics=metrics)
 

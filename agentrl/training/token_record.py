@@ -1,6 +1,6 @@
 """Record of each sampled token in the updates of a step: computed values, and the reason if it did not train.
 
-    GradientPass ─► TokenRecord (values of the latest update of each token) ─► TokenColumns ─► StepReport.tokens
+    GradientPass ─► TokenRecord (log pi_old, values of each token's latest update) ─► TokenColumns ─► StepReport.tokens
 
 The values are by-products of the step's own passes: nothing is computed twice. `agentrl.runs.token_tables` writes them.
 """
@@ -37,17 +37,29 @@ _RATIO, _ENTROPY, _CLIPPED = range(3)
 
 
 class TokenRecord:
-    """Values of a step's sampled tokens in the latest update that contained them."""
+    """Values of a step's sampled tokens: log pi_old, and values of the latest update that contained them.
 
-    def __init__(self, tokens: int, device: torch.device) -> None:
-        self.values = torch.full((3, tokens), math.nan, device=device)
+    Args:
+        trainer_logp: Log-probabilities that are known before the first update, NaN elsewhere: float32 [tokens].
+    """
+
+    def __init__(self, trainer_logp: torch.Tensor) -> None:
+        self.trainer_logp = trainer_logp
+        """Log-probability of each token under the policy before the first update; NaN if not computed yet."""
+        self.values = trainer_logp.new_full((3, trainer_logp.numel()), math.nan)
         """Ratio, entropy and clipped (0 or 1) of each token; NaN if not computed: float32 [3, tokens]."""
-        self.rejected = torch.zeros(tokens, dtype=torch.uint8, device=device)
+        self.rejected = torch.zeros_like(trainer_logp, dtype=torch.uint8)
         """Part that rejected each token, see `agentrl.training.gradients.Objective.mark_rejected`: uint8 [tokens]."""
 
     def begin(self, index: torch.Tensor) -> None:
         """Reset the values of an update's tokens: `index` is int64 [selected]."""
         self.values[:, index] = math.nan
+
+    def keep_first(self, where: torch.Tensor, logp: torch.Tensor) -> torch.Tensor:
+        """Return the log-probabilities of some tokens before the first update: `logp`, unless they are known."""
+        known = self.trainer_logp[where]
+        self.trainer_logp[where] = first = torch.where(known.isnan(), logp, known)
+        return first
 
     def add(self, where: torch.Tensor, tokens: LossInput, entropy: torch.Tensor) -> None:
         """Record a micro-batch, whose tokens are at the indices `where` of the step: int64 [selected].
@@ -63,14 +75,12 @@ class TokenRecord:
 
     def share(self, ranks: Ranks) -> None:
         """Combine the values that each rank computed."""
-        if ranks.is_distributed:
-            self.values = ranks.fill_missing(self.values)
+        self.trainer_logp, self.values = ranks.fill_missing(self.trainer_logp), ranks.fill_missing(self.values)
 
 
 def reasons_not_trained(
     batch: StepBatch,
     record: TokenRecord,
-    advantage: torch.Tensor,
     *,
     differing: torch.Tensor,
     rejecters: Sequence[str],
@@ -83,7 +93,6 @@ def reasons_not_trained(
     Args:
         batch: Batch of the step, with the sequences of each update.
         record: Values of its tokens.
-        advantage: [tokens].
         differing: True for groups whose episodes the estimator tells apart: bool [groups].
         rejecters: Names of the parts that may reject tokens; 1 in `TokenRecord.rejected` is the first one.
         updates: Updates that were made; the rest of the batch's parts were left out.
@@ -95,7 +104,7 @@ def reasons_not_trained(
     """
     names = (*rejecters, PRETRAINING, UPDATE_SKIPPED, MAX_KL, NOT_DRAWN, GROUP_EQUAL, ZERO_ADVANTAGE)
     number = {name: place for place, name in enumerate(names, 1)}
-    found, advantage = record.rejected.cpu().clone(), advantage.cpu()
+    found, advantage = record.rejected.cpu().clone(), batch.advantage.cpu()
     owners = batch.owners
     if zero_is_idle:
         equal = (~differing.cpu())[owners.group] & (advantage == 0)
@@ -121,12 +130,11 @@ def _untrained_sequences(batch: StepBatch, updates: Sequence[Update], *, pretrai
 
 
 def token_columns(
-    batch: StepBatch, tokens: LossInput, record: TokenRecord, masked_by: npt.NDArray[np.uint8], reasons: Sequence[str]
+    batch: StepBatch, record: TokenRecord, masked_by: npt.NDArray[np.uint8], reasons: Sequence[str]
 ) -> TokenColumns:
     """Return the values of all sampled tokens of a step on the CPU, sequence after sequence.
 
-    `tokens` is the loss input of the step, whose `old_logp` is the trainer's before the first update; see
-    `reasons_not_trained` for `masked_by` and `reasons`.
+    See `reasons_not_trained` for `masked_by` and `reasons`.
     """
     ratio, entropy, clipped = record.values.cpu().numpy()
     turns = [turn for trajectory in batch.trajectories for turn in trajectory.turns]
@@ -139,10 +147,10 @@ def token_columns(
         counts=np.asarray(batch.lengths),
         position=torch.cat([sequence.positions + 1 for sequence in batch.sequences]).numpy(),
         token=torch.cat([sequence.targets for sequence in batch.sequences]).numpy(),
-        advantage=tokens.advantage.cpu().numpy(),
-        episode_return=tokens.episode_return.cpu().numpy(),
+        advantage=batch.advantage.cpu().numpy(),
+        episode_return=batch.episodes.to_tokens(batch.episodes.returns).float().cpu().numpy(),
         engine_logprob=engine_logprob.numpy(),
-        trainer_logprob=tokens.old_logp.cpu().numpy(),
+        trainer_logprob=record.trainer_logp.cpu().numpy(),
         ratio=ratio,
         entropy=entropy,
         clipped=clipped == 1,

@@ -30,25 +30,32 @@ from typing import Any, cast
 import torch
 from transformers import PreTrainedModel
 
-from agentrl.algorithms.types import LossInput
 from agentrl.config.config import AlgorithmConfig, Config, TrainerConfig
 from agentrl.config.trainer import NumericsConfig
 from agentrl.message.image import ImageReader
 from agentrl.models.memory import FREED_SHARE, FreedMemory, memory_limit
 from agentrl.training.algorithm_functions import check_mini_batch_rows
-from agentrl.training.batch import Selection, StepBatch, StepExtras, mini_batches, row_batches, select, step_batch
+from agentrl.training.batch import (
+    StepBatch,
+    StepExtras,
+    mini_batches,
+    row_batches,
+    select,
+    skipped_metrics,
+    step_batch,
+)
 from agentrl.training.checkpoint import TrainerCheckpoint, TrainerState
 from agentrl.training.compile import checkpoint_activations, compile_layers
 from agentrl.training.diagnostics.watch import NumericsWatch, prepare_repeatable, repeatable
 from agentrl.training.distributed import Ranks
 from agentrl.training.dynamic_sampling import EpisodeSelection, check_selection
 from agentrl.training.forward.runner import make_runner
-from agentrl.training.gradients import GradientPass, Objective, needs_forward_pass, step_tokens
+from agentrl.training.gradients import GradientPass, Objective, needs_forward_pass, score_ahead
 from agentrl.training.moe import moe_hooks
 from agentrl.training.optimizer import OptimizerSettings, PolicyOptimizer, Update
 from agentrl.training.report import StepReport, step_report
 from agentrl.training.rewards import RewardShaping
-from agentrl.training.roles import role_extras, role_members, role_metrics, weigh_by_role
+from agentrl.training.roles import has_roles, role_extras, role_members, role_metrics, weigh_by_role
 from agentrl.training.signals import (
     JoinedUpdates,
     SignalSetup,
@@ -63,22 +70,13 @@ from agentrl.trajectory import Trajectory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedStep:
-    """Selected episodes of a step with their advantages, before the first update."""
+    """Passes of a step's updates, before the first one."""
 
-    selection: Selection
-    batch: StepBatch
-    advantage: torch.Tensor
-    """Advantage of each sampled token: [tokens]."""
-    tokens: LossInput
     gradient: GradientPass
     signals: Sequence[SignalUpdates]
     """Updates of signals' models, made together with the policy's."""
-    left_out: Mapping[str, float] = field(default_factory=dict)
-    """Metrics of the groups and episodes that ``algorithm.selection`` has left out."""
-
-    def episodes_in(self, part: Sequence[int]) -> int:
-        """Count the episodes of some sequences."""
-        return len({self.batch.sequence_trajectory[sequence] for sequence in part})
+    left_out: Mapping[str, float]
+    """Metrics of the groups and episodes that do not train."""
 
 
 @dataclass(slots=True)
@@ -183,7 +181,7 @@ class Trainer:
         prepare_repeatable(enabled=config.deterministic)
         self._objective = Objective(algorithm, joint_loss=joins_policy(config))
         self._shaping = RewardShaping(algorithm.shaping, max_tokens=max_tokens)
-        self._select_episodes = EpisodeSelection(algorithm)
+        self._select_episodes = EpisodeSelection.of(algorithm)
         compile_layers(model, config)
         settings = _optimizer_settings(config, first_step=pretrain_steps(config))
         self._optimizer = PolicyOptimizer(model, settings)
@@ -246,7 +244,7 @@ class Trainer:
             taken = pretrain_signals(step.gradient, step.signals) if pretrain else self._take_updates(step)
             self.steps += 1
             self._freed.release()
-            return self.watch.report(self._report(step, self._objective, taken, time.perf_counter() - started))
+            return self.watch.report(self._report(step, taken, time.perf_counter() - started))
 
     def _prepare(
         self,
@@ -257,42 +255,37 @@ class Trainer:
         *,
         objective: Objective,
         shaping: RewardShaping,
-        select_episodes: EpisodeSelection,
+        select_episodes: EpisodeSelection | None,
     ) -> PreparedStep:
         """Estimate the advantages of a step's episodes, and prepare the passes of its updates."""
         learns = not self.pretraining
-        extras = role_extras(extras, trajectories)
-        chosen = select_episodes([*role_members(trajectories, self._roles), *extras.experts], extras)
-        selection = select(chosen.trajectories, compare_groups=objective.compares_groups)
-        batch = self._batch(selection, shaping, temperature, pad_id, extras, whole_groups=objective.couples_episodes)
+        if any(map(has_roles, trajectories)):  # each role's part of an episode trains separately
+            extras, trajectories = role_extras(extras, trajectories), role_members(trajectories, self._roles)
+        members, left_out = [*trajectories, *extras.experts], dict[str, float]()
+        if select_episodes is not None:
+            members, left_out = select_episodes(members, extras)
+        selected = select(members, compare_groups=objective.compares_groups)
+        batch = self._batch(selected, shaping, temperature, pad_id, extras, whole_groups=objective.couples_episodes)
         for signal in self.signals.values():
             batch = signal.annotate(batch)
         estimate = objective.estimate(batch.episodes)
-        advantage = weigh_by_role(estimate.advantage, batch, self._role_weights)
-        estimate = replace(estimate, advantage=advantage)
+        batch = replace(batch, advantage=weigh_by_role(estimate.advantage, batch, self._role_weights))
+        estimate = replace(estimate, advantage=batch.advantage)
         trained = [signal.train(batch, estimate, policy_learns=learns) for signal in self.signals.values()]
         signals = [updates for updates in trained if updates is not None]
         batch = replace(
             batch,
-            needs_forward=needs_forward_pass(objective, batch, advantage),
+            needs_forward=needs_forward_pass(objective, batch),
             sample_counts=shaping.sample_counts(batch.episodes.returns, seed=batch.step_version),
         )
-        tokens = step_tokens(batch, advantage, objective, self._policy, policy_learns=learns)
+        ahead = score_ahead(batch, objective, self._policy, policy_learns=learns)
         joint = next((cast("JoinedUpdates", signal) for signal in signals if signal.joins_policy), None)
-        gradient = GradientPass(self._policy, objective, batch, tokens, joint=joint, learns=learns, hooks=self._hooks())
-        return PreparedStep(
-            selection=selection,
-            batch=batch,
-            advantage=advantage,
-            tokens=tokens,
-            gradient=gradient,
-            signals=signals,
-            left_out=chosen.metrics(),
-        )
+        gradient = GradientPass(self._policy, objective, batch, ahead, joint=joint, learns=learns, hooks=self._hooks())
+        return PreparedStep(gradient=gradient, signals=signals, left_out=left_out | skipped_metrics(members, selected))
 
     def _batch(
         self,
-        selection: Selection,
+        selected: Sequence[Trajectory],
         shaping: RewardShaping,
         temperature: float,
         pad_id: int,
@@ -302,7 +295,7 @@ class Trainer:
     ) -> StepBatch:
         """Lay out the tokens of a step and assign its sequences to updates."""
         routes = self._policy.replays_routes
-        batch = step_batch(selection.trajectories, shaping, experts=extras.expert_ids, routes=routes)
+        batch = step_batch(selected, shaping, experts=extras.expert_ids, routes=routes)
         batch = replace(
             batch, step_version=self.steps, seed=self._seed, temperature=temperature, pad_id=pad_id, extras=extras
         )
@@ -313,16 +306,16 @@ class Trainer:
             divide = partial(row_batches, batch, config.mini_batch_rows, generator)
         return replace(batch, parts=[part for _ in range(config.epochs) for part in divide()])
 
-    def _report(self, step: PreparedStep, objective: Objective, taken: StepUpdates, seconds: float) -> StepReport:
+    def _report(self, step: PreparedStep, taken: StepUpdates, seconds: float) -> StepReport:
         """Report the metrics of a step after its updates."""
-        metrics = {**taken.metrics, **step.left_out, **role_metrics(step.batch, step.advantage)}
+        batch, record, objective = step.gradient.batch, step.gradient.record, step.gradient.objective
+        metrics = {**taken.metrics, **step.left_out, **role_metrics(batch)}
         for found in (*(each.metrics() for each in step.signals), *(each.metrics() for each in self.signals.values())):
             metrics |= found
-        differing = objective.differing_groups(step.batch.episodes)
+        differing = objective.differing_groups(batch.episodes)
         masked_by, reasons = reasons_not_trained(
-            step.batch,
-            step.gradient.record,
-            step.advantage,
+            batch,
+            record,
             differing=differing,
             rejecters=objective.rejecters,
             updates=taken.updates,
@@ -330,15 +323,14 @@ class Trainer:
             pretraining=not step.gradient.learns,
         )
         return step_report(
-            step.batch,
-            step.selection,
-            step.tokens,
+            batch,
+            record.trainer_logp,
             differing=differing,
             updates=taken.updates,
             losses=taken.losses,
             means=step.gradient.means() | metrics,
             seconds=seconds,
-            columns=token_columns(step.batch, step.tokens, step.gradient.record, masked_by, reasons),
+            columns=token_columns(batch, record, masked_by, reasons),
         )
 
     def configure(self, config: Config) -> None:
@@ -353,7 +345,7 @@ class Trainer:
     def _configure(self, config: Config) -> None:
         algorithm, self._config = config.algorithm, config.trainer
         self._objective = Objective(algorithm, joint_loss=joins_policy(config.trainer))
-        self._select_episodes = EpisodeSelection(algorithm)
+        self._select_episodes = EpisodeSelection.of(algorithm)
         self._shaping.configure(algorithm.shaping, max_tokens=config.agent.max_tokens)
         self._role_weights = algorithm.role_weights
         self._optimizer.settings = replace(

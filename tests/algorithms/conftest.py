@@ -103,12 +103,12 @@ def random_step(rng):
     greedy = {name: rng.choice([0.0, 0.5]) for name in "abc"}
     for episode in played:
         episode.greedy = greedy[episode.group]
-    selection = select([ledger(rng, episode) for episode in played], compare_groups=True)
+    selected = select([ledger(rng, episode) for episode in played], compare_groups=True)
     sizes = defaultdict(list)
     for episode in played:
         sizes[episode.group].append(not episode.failed)
     kept = [e for e in played if not e.failed and sum(sizes[e.group]) > 1]
-    return measured(Step(played=kept, batch=step_batch(selection.trajectories, UNSHAPED).episodes))
+    return measured(Step(played=kept, batch=step_batch(selected, UNSHAPED).episodes))
 
 
 def measured(step):

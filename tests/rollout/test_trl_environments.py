@@ -10,11 +10,12 @@ import pytest
 
 from agentrl.config.environment import EnvironmentConfig
 from agentrl.env import Isolation
-from agentrl.env.lookup import is_trl_environment, resolve_environment, spec_of, tool_methods
+from agentrl.env.lookup import resolve_environment, spec_of
 from agentrl.errors import EnvironmentFailure, Outcome, ToolError, UsageError
 from agentrl.message import ImagePart, TextPart
 from agentrl.rollout.budget import EpisodeLimits
 from agentrl.rollout.task_source import task_source
+from agentrl.tool.trl import is_trl_environment, tool_methods
 
 
 class EchoToolEnv:

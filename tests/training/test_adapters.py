@@ -128,7 +128,7 @@ def plain_gradient(model, adapter, members):
 
 def test_the_gradient_of_each_adapter_is_that_of_its_own_roles_tokens(model, adapted):
     played = episodes()
-    members = select(role_members(played), compare_groups=True).trajectories
+    members = select(role_members(played), compare_groups=True)
     expected = {
         name: plain_gradient(model, adapter, [m for m in members if m.id.endswith(name)])
         for name, adapter in adapted.items()

@@ -21,26 +21,27 @@ def group_of(name, *rewards, successes=None, components=None):
 
 
 def selected(groups, advantage="grpo", **selection):
-    select = EpisodeSelection(AlgorithmConfig(advantage=advantage, selection=selection or None))
+    select = EpisodeSelection.of(AlgorithmConfig(advantage=advantage, selection=selection))
     return select([one for group in groups for one in group], StepExtras())
 
 
 def test_without_a_selection_everything_trains():
-    found = selected([group_of("a", [1.0], [0.0])])
-    assert (len(found.trajectories), found.metrics()) == (2, {})
+    assert EpisodeSelection.of(AlgorithmConfig()) is None
+    group = group_of("a", [1.0], [0.0])
+    assert selected([group], min_accuracy=0.1) == (group, {})
 
 
 def test_top_p_keeps_the_groups_that_differ_most():
     groups = [group_of("a", [4.0], [0.0]), group_of("b", [1.0], [0.0]), group_of("c", [1.0], [1.0])]
-    found = selected(groups, top_p=0.75)
-    assert {one.group_id for one in found.trajectories} == {"a"}
-    assert found.metrics() == {"groups/left_out": 2}
-    assert {one.group_id for one in selected(groups, top_p=1.0).trajectories} == {"a", "b"}
+    found, metrics = selected(groups, top_p=0.75)
+    assert {one.group_id for one in found} == {"a"}
+    assert metrics == {"groups/left_out": 2}
+    assert {one.group_id for one in selected(groups, top_p=1.0)[0]} == {"a", "b"}
 
 
 def test_top_p_of_equal_groups_keeps_all_of_them():
     groups = [group_of("a", [1.0], [1.0]), group_of("b", [0.0], [0.0])]
-    assert len(selected(groups, top_p=0.5).trajectories) == 4
+    assert len(selected(groups, top_p=0.5)[0]) == 4
 
 
 def test_top_p_looks_at_what_the_estimator_compares():
@@ -48,18 +49,18 @@ def test_top_p_looks_at_what_the_estimator_compares():
     turns = group_of("turns", [1.0, 0.0], [0.0, 1.0], components=[{"a": 0.5}, {"a": 0.5}])
     components = group_of("components", [1.0], [1.0], components=[{"a": 1.0}, {"a": 0.0}])
     for advantage, kept in (("gigpo", "turns"), ("gdpo", "components")):
-        found = selected([turns, components], advantage, top_p=0.9)
-        assert {one.group_id for one in found.trajectories} == {kept}, advantage
+        found, _ = selected([turns, components], advantage, top_p=0.9)
+        assert {one.group_id for one in found} == {kept}, advantage
 
 
 def test_resampling_keeps_right_episodes_with_the_smallest_penalties():
     errors = [{"errors": error, "form": form} for error, form in [(0.5, 0.0), (0.0, 0.1), (0.0, 1.0), (0.2, 0.0)]]
     group = group_of("a", [1.0], [1.0], [1.0], [1.0], [0.0], [0.0], components=[*errors, {}, {}])
     settings = {"keep": 3, "least_right": 1, "least_wrong": 1, "penalties": ["errors", "form"]}
-    select = EpisodeSelection(AlgorithmConfig(group_size=6, selection={"resample": settings}))
-    found = select(group, StepExtras())
-    assert [one.id for one in found.trajectories] == ["a/1", "a/3", "a/4"]
-    assert found.metrics() == {"trajectories/left_out": 3}
+    select = EpisodeSelection.of(AlgorithmConfig(group_size=6, selection={"resample": settings}))
+    found, metrics = select(group, StepExtras())
+    assert [one.id for one in found] == ["a/1", "a/3", "a/4"]
+    assert metrics == {"trajectories/left_out": 3}
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from agentrl.algorithms.advantages import dr_grpo, grpo, reinforce
 from agentrl.config.config import AlgorithmConfig, TrainerConfig
 from agentrl.errors import LedgerError, Outcome
 from agentrl.observe.trajectory_record import trajectory_from_record, trajectory_record
-from agentrl.training.batch import StepExtras, select, step_batch
+from agentrl.training.batch import StepExtras, select, skipped_metrics, step_batch
 from agentrl.training.rewards import RewardShaping
 from agentrl.training.roles import role_extras, role_members
 from agentrl.training.trainer import Trainer
@@ -39,7 +39,7 @@ def episode(member, *turns, verdict=None, group="g"):
 
 
 def batch_of(*trajectories):
-    members = select(role_members(trajectories), compare_groups=True).trajectories
+    members = select(role_members(trajectories), compare_groups=True)
     return step_batch(members, RewardShaping({}, max_tokens=100))
 
 
@@ -127,9 +127,10 @@ def test_attempts_at_one_problem_are_compared_within_their_episode():
 def test_a_role_that_one_member_used_has_no_baseline():
     alone = episode(0, ("planner", 0.0, 0.0), ("worker", 1.0, 0.0))
     other = episode(1, ("planner", 0.0, 0.0))
-    selection = select(role_members([alone, other]), compare_groups=True)
-    assert [member.id for member in selection.trajectories] == ["g/0:planner", "g/1:planner"]
-    assert selection.lone_groups == 1
+    members = role_members([alone, other])
+    selected = select(members, compare_groups=True)
+    assert [member.id for member in selected] == ["g/0:planner", "g/1:planner"]
+    assert skipped_metrics(members, selected)["groups/skipped"] == 1
 
 
 def test_a_role_whose_tokens_are_forced_is_no_member():

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from agentrl.errors import Outcome, TrainingError
-from agentrl.training.batch import select
+from agentrl.training.batch import select, skipped_metrics
 from agentrl.training.rewards import RewardShaping
 
 
@@ -19,39 +19,45 @@ def group(make_trajectory):
     return build
 
 
+def skipped(members, selected):
+    """The numbers of skipped groups, of failures and of trajectories without a reward."""
+    return tuple(skipped_metrics(members, selected).values())
+
+
 @pytest.mark.parametrize("outcome", list(Outcome))
 def test_infrastructure_failures_are_left_out_and_counted(group, outcome):
-    found = select([*group("a", [0.0, 1.0]), *group("a", [1.0], outcome=outcome)], compare_groups=True)
-    assert found.infrastructure == int(outcome.is_infrastructure)
-    assert len(found.trajectories) == 3 - int(outcome.is_infrastructure)
+    members = [*group("a", [0.0, 1.0]), *group("a", [1.0], outcome=outcome)]
+    found = select(members, compare_groups=True)
+    assert skipped(members, found) == (0, int(outcome.is_infrastructure), 0)
+    assert len(found) == 3 - int(outcome.is_infrastructure)
 
 
 def test_an_episode_that_has_not_ended_is_left_out(group):
-    found = select([*group("a", [0.0, 1.0]), *group("b", [1.0], outcome=None)], compare_groups=False)
-    assert found.infrastructure == 1
+    members = [*group("a", [0.0, 1.0]), *group("b", [1.0], outcome=None)]
+    found = select(members, compare_groups=False)
+    assert (found, skipped(members, found)) == (members[:2], (0, 1, 0))
 
 
 def test_no_reward_is_not_zero(group):
     members = group("a", [0.0, 1.0, 1.0])
     members[2].reward = None
     found = select(members, compare_groups=True)
-    assert found.unscored == 1
-    assert found.trajectories == tuple(members[:2])
+    assert (found, skipped(members, found)) == (members[:2], (0, 0, 1))
 
 
 def test_a_group_of_one_is_skipped_and_counted(group):
     everything = [*group("a", [0.0, 1.0]), *group("b", [1.0])]
     found = select(everything, compare_groups=True)
-    assert found.lone_groups == 1
-    assert {t.group_id for t in found.trajectories} == {"a"}
-    assert len(select(everything, compare_groups=False).trajectories) == 3
+    assert (found, skipped(everything, found)) == (everything[:2], (1, 0, 0))
+    assert select(everything, compare_groups=False) == everything
 
 
 def test_a_group_is_counted_after_failures_are_out(group):
     members = group("b", [1.0, 0.0])
     members[0].outcome = Outcome.ENGINE_ERROR
-    found = select([*group("a", [0.0, 1.0]), *members], compare_groups=True)
-    assert (found.infrastructure, found.lone_groups, len(found.trajectories)) == (1, 1, 2)
+    everything = [*group("a", [0.0, 1.0]), *members]
+    found = select(everything, compare_groups=True)
+    assert (found, skipped(everything, found)) == (everything[:2], (1, 1, 0))
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])

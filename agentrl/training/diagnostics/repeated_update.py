@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -27,10 +28,10 @@ from agentrl.training.batch import StepBatch, step_batch
 from agentrl.training.compile import checkpoint_activations
 from agentrl.training.diagnostics.watch import UpdateNumbers, prepare_repeatable, recorded_numbers, repeatable
 from agentrl.training.forward.layout import Layout
-from agentrl.training.forward.logprobs import TeacherLogprobs
+from agentrl.training.forward.logprobs import TeacherLogprobs, TokenScores
 from agentrl.training.forward.runner import ModelRunner, RunnerSettings, SumsByName
 from agentrl.training.forward.tree_attention import ATTENTION
-from agentrl.training.gradients import DUMPED_STEP, DUMPED_TOKENS, GradientPass, Objective
+from agentrl.training.gradients import DUMPED_STEP, GradientPass, Objective
 from agentrl.training.moe import moe_hooks
 from agentrl.training.optimizer import OptimizerSettings, PolicyOptimizer
 from agentrl.training.rewards import RewardShaping
@@ -150,7 +151,7 @@ class _RecordingPass(GradientPass):
 
     def _loss(self, weights: torch.Tensor, indices: list[int], tally: SumsByName) -> torch.Tensor:
         value = super()._loss(weights, indices, tally)
-        not_finite = self._objective.not_finite if isinstance(self._objective, _RecordingObjective) else ()
+        not_finite = self.objective.not_finite if isinstance(self.objective, _RecordingObjective) else ()
         self.found.append((indices, float(value.detach()), not_finite))
         return value
 
@@ -194,7 +195,7 @@ def repeat_update(
         policy,
         _RecordingObjective(config.algorithm),
         batch,
-        _tokens(values, batch),
+        _scores_ahead(values),
         hooks=moe_hooks(policy, config.trainer)(),
         updates=state["updates"],
     )
@@ -236,8 +237,11 @@ def _batch(state: Mapping[str, Any], values: Mapping[str, Any], config: Config) 
     if values["teacher_logp"] is not None:
         top = {"top_ids": values["teacher_top_ids"], "top_logp": values["teacher_top_logp"]}
         teacher = TeacherLogprobs(logp=values["teacher_logp"], **top)
+    returns = batch.episodes.returns.clone()  # shapings that read models have changed the recorded ones
+    returns[batch.owners.trajectory] = values["episode_return"].to(returns)
     return replace(
         batch,
+        episodes=replace(batch.episodes, returns=returns),
         **{name: values[name] for name in DUMPED_STEP},
         teacher=teacher,
         needs_forward=state["reads"],
@@ -246,18 +250,9 @@ def _batch(state: Mapping[str, Any], values: Mapping[str, Any], config: Config) 
     )
 
 
-def _tokens(values: Mapping[str, Any], batch: StepBatch) -> LossInput:
-    logp = values["trainer_logp"]
-    return LossInput(
-        **{name: values[name] for name in DUMPED_TOKENS},
-        logp=logp,
-        old_logp=logp,
-        sequence=batch.owners.sequence.to(logp.device),
-        turn=batch.episodes.token_turn.to(logp.device),
-        episode=batch.owners.trajectory.to(logp.device),
-        group=batch.owners.group.to(logp.device),
-        sequences=len(batch.sequences),
-    )
+def _scores_ahead(values: Mapping[str, Any]) -> TokenScores:
+    logp, entropy = values["trainer_logp"], values["entropy"]
+    return TokenScores(logp=logp, entropy=torch.full_like(logp, math.nan) if entropy is None else entropy)
 
 
 def _read_values(state: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
