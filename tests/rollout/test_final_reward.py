@@ -25,6 +25,7 @@ async def test_a_limit_ends_the_episode_and_the_environment_judges_its_state(mak
     assert [turn.reward for turn in trajectory.turns] == [0.0, 0.2]
     assert (trajectory.reward, trajectory.success) == (0.2, True)
     assert trajectory.reward_components == {"walked": 2.0, "place": 2.0}
+    assert trajectory.reward_sources == {"environment/final_reward": 0.2}
 
 
 async def test_every_limit_counts(make_runner, play):
@@ -42,11 +43,13 @@ async def test_an_episode_that_the_environment_ended_is_not_judged_again(make_ru
     trajectory = await play(make_runner(Judged, "forward"))
     assert (trajectory.outcome, trajectory.reward) == (Outcome.FINISHED, 1.0)
     assert "place" not in trajectory.reward_components
+    assert trajectory.reward_sources == {"environment/step": 1.0}
 
 
 async def test_a_tool_of_the_environment_that_ends_the_episode_has_judged_it(make_runner, play):
     trajectory = await play(make_runner(Judged, call("leave"), loop="tool_calling"))
     assert (trajectory.outcome, trajectory.reward) == (Outcome.STOPPED_BY_TOOL, 0.25)
+    assert trajectory.reward_sources == {"tool/leave": 0.25}
 
 
 async def test_a_tool_of_the_run_that_ends_the_episode_has_not(make_runner, play):
