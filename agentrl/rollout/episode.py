@@ -197,7 +197,7 @@ class RuntimeEpisode(Episode):
     async def add_final_reward(self) -> None:
         """Add the environment's reward for an episode that something else has ended, if the environment gives one."""
         turn = self.turns.latest or self.turns.acting
-        if turn is None or self.is_over or self._ended_by_tool is not None or self._ended_by_own_tool:
+        if turn is None or not self._was_reset or self.is_over or self._ended_by_own_tool:
             return
         began = self.turns.waits.clock()
         found = await self.environment.call(FINAL_REWARD)

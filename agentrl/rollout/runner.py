@@ -416,7 +416,7 @@ class EpisodeRunner:
 
 
 def _log_failure(trajectory: Trajectory, count: int) -> None:
-    """Log a failed attempt if it is one of the first of its kind, or else each tenfold number of them."""
+    """Log the first `LOGGED` failed attempts of a kind, then the 10th, the 100th, and so on."""
     if count <= LOGGED:
         more = ""
         if count == LOGGED:

@@ -35,7 +35,7 @@ from agentrl.rollout.env_returns import (
     unpack_step,
 )
 from agentrl.rollout.env_workers import call_own_tool, sample_text
-from agentrl.task import Task, copy_containers
+from agentrl.task import Task, copy_options
 from agentrl.testing.fair_clock import FairClock
 from agentrl.testing.report import RuleFailed
 from agentrl.tool import Tool, ToolResult
@@ -224,9 +224,7 @@ class EnvSession:
 
     def start(self, task: Task) -> tuple[Content, Mapping[str, Any]]:
         """Start a task's episode, and return the first observation and the info."""
-        opening = unpack_reset(
-            self.ask("reset", self.env.reset, seed=task.seed, options=copy_containers(dict(task.options)))
-        )
+        opening = unpack_reset(self.ask("reset", self.env.reset, seed=task.seed, options=copy_options(task.options)))
         for part in _READ_AT_RESET:
             self.find(part)
         requested = opening[1].get("step_timeout_s", 0.0)
@@ -279,7 +277,7 @@ class EnvSession:
 def make_environment(make: Callable[..., Any], options: Mapping[str, Any]) -> Any:
     """Make an environment, with a deadline."""
     with asking("making the environment", times=LONG_CALL):
-        return make(**copy_containers(dict(options)))
+        return make(**copy_options(options))
 
 
 def call_action(tool: Tool, arguments: Mapping[str, Any]) -> str:
@@ -330,7 +328,7 @@ async def replay(env: AnyEnv, task: Task, actions: Sequence[str]) -> list[StepSn
     """Replay actions in a task's episode; other coroutines may run before each action."""
     returned: Any
     with asking("reset"):
-        returned = await maybe_await(env.reset(seed=task.seed, options=copy_containers(dict(task.options))))
+        returned = await maybe_await(env.reset(seed=task.seed, options=copy_options(task.options)))
     observation, _ = unpack_reset(returned)
     moments = [opening_of(observation)]
     for action in actions:
