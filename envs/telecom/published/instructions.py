@@ -1,4 +1,4 @@
-"""What the agent and the customer's model of a published task are told."""
+"""Instructions of the agent, and of the model that plays the customer, in a published task."""
 
 from __future__ import annotations
 
