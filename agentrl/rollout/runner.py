@@ -450,7 +450,7 @@ def _apply_score(trajectory: Trajectory, score: Score, scorer: Scorer, seconds: 
     own = trajectory.own_rewards
     trajectory.reward = score.reward + math.fsum(own.values())
     by_role = {f"role/{role}": amount for role, amount in own.items()}
-    trajectory.reward_sources = {**(score.sources or weighted({type(scorer).__name__: score.reward}, 1)), **by_role}
+    trajectory.reward_sources = weighted({**(score.sources or {type(scorer).__name__: score.reward}), **by_role}, 1)
 
 
 async def _run_isolated(work: Coroutine[Any, Any, None], name: str) -> None:
