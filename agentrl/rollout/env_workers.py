@@ -130,8 +130,7 @@ class EnvAdapter:
     async def final_reward(self) -> FinalReward | None:
         """Judge the state that an unfinished episode leaves; ``None`` if the environment does not."""
         method = self._method("final_reward")
-        found = None if method is None else await maybe_await(method())
-        return None if found is None else check_final_reward(found)
+        return None if method is None else check_final_reward(await maybe_await(method()))
 
     async def admissible_actions(self) -> list[str] | None:
         """List the actions that the environment accepts now; ``None`` if it cannot list them."""

@@ -29,6 +29,7 @@ from agentrl.rollout.env_returns import (
     check_actions,
     check_expert,
     check_expert_action,
+    check_final_reward,
     check_part,
     check_tool_message,
     unpack_reset,
@@ -70,6 +71,7 @@ _READ_AT_RESET = ("tools", "action_hint", "state_key")
 _CHECKS: Mapping[str, Callable[[Any], Any]] = {
     "admissible_actions": check_actions,
     "expert": check_expert,
+    "final_reward": check_final_reward,
     "tool_message": check_tool_message,
 }
 """Checks of what optional methods return, as in a run."""
