@@ -49,7 +49,7 @@ def check_step(returned: object) -> StepResult:
 
 
 def check_final_reward(returned: object) -> FinalReward | None:
-    """Check what `final_reward` returned: a number, a number and an info, or ``None``; raise `WrongReturn` otherwise."""
+    """Check what `final_reward` returned: a number, a number and an info, or ``None``; raise `WrongReturn` if not."""
     if returned is None:
         return None
     if isinstance(returned, FinalReward):  # of a remote environment
