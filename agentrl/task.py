@@ -63,6 +63,11 @@ _ATOMS = frozenset({str, int, float, bool, type(None), bytes})
 _CONTAINERS = (dict, list, set)
 
 
+def copy_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Copy options for code that may change them; see `copy_containers`."""
+    return copy_containers(dict(options))
+
+
 def copy_containers(value: _T) -> _T:
     """Copy the dictionaries, lists and sets in a value at any depth; other objects, such as arrays, are shared.
 

@@ -428,6 +428,11 @@ class Trajectory:
     reward: float | None = None
     """Return of the episode after scoring; ``None`` if there is none, which does not mean 0."""
     reward_components: dict[str, float] = field(default_factory=dict)
+    """Measured parts of the reward by name, without weights; they need not add up to it."""
+    reward_sources: dict[str, float] = field(default_factory=dict)
+    """Weighted amounts that add up to `reward`, by source (docs/rewards.md)."""
+    environment_sources: dict[str, float] = field(default_factory=dict)
+    """Amounts that add up to `environment_reward`, by source."""
     success: bool | None = None
     """True if the task was solved; ``None`` if unknown."""
     metrics: dict[str, float] = field(default_factory=dict)
@@ -447,7 +452,6 @@ class Trajectory:
     """Parsed answers of the policy, one for each turn."""
     completions: list[str] = field(default_factory=list, repr=False, compare=False)
     """Full texts of the answers, with thinking and the markup of tool calls, without special tokens."""
-
     contexts: dict[int, TurnContext] = field(default_factory=dict, repr=False, compare=False)
     """Conversation of each turn, by its index, if the renderer keeps them; never stored on disk."""
 
@@ -482,6 +486,12 @@ class Trajectory:
     def environment_reward(self) -> float:
         """Sum of the rewards of the environment and tools, without those of single roles."""
         return sum(turn.reward - turn.own_reward for turn in self.turns)
+
+    def add_reward(self, turn: Turn, source: str, amount: float) -> None:
+        """Add to the reward of a turn that counts for every role, and record the source."""
+        turn.reward += amount
+        if amount:
+            self.environment_sources[source] = self.environment_sources.get(source, 0.0) + amount
 
     @property
     def own_rewards(self) -> dict[str, float]:

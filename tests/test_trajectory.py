@@ -253,6 +253,8 @@ def test_a_trajectory_comes_back_from_its_record_exactly() -> None:
         error="no",
         reward=0.25,
         reward_components={"goal": 0.25},
+        reward_sources={"exact": 0.25},
+        environment_sources={"environment/step": 1.0},
         success=False,
         metrics={"tool_calls": 2.0},
         task_type="clean",
@@ -260,6 +262,7 @@ def test_a_trajectory_comes_back_from_its_record_exactly() -> None:
     restored = trajectory_from_record(json.loads(json.dumps(trajectory_record(trajectory))))
     assert trajectory_record(restored) == trajectory_record(trajectory)
     assert restored.turns == trajectory.turns
+    assert (restored.reward_sources, restored.environment_sources) == ({"exact": 0.25}, {"environment/step": 1.0})
     assert restored.outcome is Outcome.TRUNCATED_TURNS
     assert restored.sequences[0].logprobs[2] == np.float32(-0.1)
     assert (restored.reward, restored.success, restored.oldest_version) == (0.25, False, 3)

@@ -1,4 +1,4 @@
-"""Lines that an MCP server writes to its standard output: the messages among them, and those that cannot be read.
+"""Reading of an MCP server's standard output: the messages in its lines, and texts that cannot be read.
 
 The protocol allows one message per line and nothing else. Servers also write messages over several lines, batches,
 several messages on a line, byte order marks, and their log.
@@ -35,10 +35,10 @@ _PAST_TEXT = "\ufeff\ufffd\0 \t\r\n"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnreadableText:
-    """A text that a server wrote as an answer, but that cannot be read."""
+    """Text that a server wrote as an answer, but that cannot be read."""
 
     problem: str
-    """Where it is, what is wrong with it, and how it begins."""
+    """Description: its lines, what is wrong with it, and its beginning."""
     request_id: str | None
     """Id of the request that it answers, as text; ``None`` if it is not known."""
 
@@ -70,7 +70,7 @@ class OutputLines:
         return self.is_open and self._open[0].lstrip().startswith("[")
 
     def skip(self) -> list[dict[str, Any] | UnreadableText]:
-        """Count a line that is a message; return what became of the text before it, if that has not ended."""
+        """Count a line that the caller reads as a message, and give up the text before it, if that has not ended."""
         self._number += 1
         return self.give_up()
 
@@ -148,7 +148,7 @@ class OutputLines:
         return [*found]
 
     def _refuse(self, text: str, error: Exception) -> list[dict[str, Any] | UnreadableText]:
-        """Return what a text that is not JSON was meant as: an answer, a line of a log with an answer, or no answer."""
+        """Interpret a text that is not JSON: as an answer, as a line of a log that contains one, or as neither."""
         plain = text.lstrip(_PAST_TEXT).replace("\0", "")
         if _OBJECT.match(plain) and _MEMBER.search(plain) and not _METHOD.search(plain):
             problem = "it is not encoded as UTF-8" if "\0" in text else str(error) or type(error).__name__

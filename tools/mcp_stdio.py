@@ -23,14 +23,15 @@ UNREADABLE_S = 1.0
 UNFINISHED_S = 5.0
 """Maximum seconds between two lines of a message."""
 _reads_lines: ContextVar[bool] = ContextVar("_reads_lines", default=False)
-"""True in tasks of the package whose unreadable lines are reported here."""
+"""True in tasks that read a server through `mended_lines`, which reports unreadable lines itself."""
 
 
-def _is_news(record: logging.LogRecord) -> bool:
+def _is_logged(record: logging.LogRecord) -> bool:
+    """Return False for a line that is reported here: the package would log a traceback for each."""
     return not (_reads_lines.get() and record.msg == "Failed to parse JSONRPC message from server")
 
 
-logging.getLogger("mcp.client.stdio").addFilter(_is_news)  # it writes a traceback for each line
+logging.getLogger("mcp.client.stdio").addFilter(_is_logged)
 
 
 def mended_lines(transport: AbstractAsyncContextManager[Any], report: Callable[[str], None]) -> Any:

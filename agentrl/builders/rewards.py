@@ -17,7 +17,7 @@ from agentrl.registry import Kind, lookup
 from agentrl.remote.chat import ChatService
 from agentrl.render.renderer import Renderer
 from agentrl.render.tokenizers import token_breaker
-from agentrl.reward import Score, Scorer
+from agentrl.reward import Score, Scorer, weighted
 from agentrl.rollout.env_pool import EnvPool
 from agentrl.rollout.env_workers import ThreadWorker
 from agentrl.rollout.judges import (
@@ -109,6 +109,10 @@ class RewardModelScorer(Scorer):
         return Score(
             reward=judged + self._settings.environment_weight * earned,
             components={"reward_model": judged, "environment": earned},
+            sources={
+                **weighted(trajectory.environment_sources, self._settings.environment_weight),
+                "reward_model": judged,
+            },
         )
 
 

@@ -19,7 +19,7 @@ Words: TypeAlias = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[CONFIG]... [KEY=VALUE]...",
-        help="Configs, later ones override earlier ones; then overrides of single keys.",
+        help="Configs, of which later ones override earlier ones; then overrides of single keys.",
     ),
 ]
 EnvName: TypeAlias = Annotated[

@@ -63,7 +63,7 @@ def chaos(
         float, typer.Option("--stall", min=1, help="Seconds without progress after which a run counts as hung.")
     ] = _DEFAULTS.stall_s,
     patience: Annotated[
-        float, typer.Option(min=1, help="Factor of the time in which a run must end; above 1 for a busy machine.")
+        float, typer.Option(min=1, help="Factor for the time limit of a run; set it above 1 on a busy machine.")
     ] = _DEFAULTS.factor,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the result to this file.")] = None,
     keep: Annotated[

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import json
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -17,7 +18,7 @@ from agentrl.cli.check import EnvironmentCheck, check_all, check_one
 from agentrl.cli.env_tasks import probe, validate
 from agentrl.cli.help_pages import examples
 from agentrl.cli.play import play_in_browser, play_in_terminal, tool_line
-from agentrl.cli.server import Host, Lease, Port, TokenFile, read_token, serve_on_stdio, serve_until_stopped
+from agentrl.cli.server import Host, Lease, Port, read_token, serve_on_stdio, serve_until_stopped, token_option
 from agentrl.config import load_config
 from agentrl.config.config import SCRATCH
 from agentrl.env import EnvironmentSpec, optional_part
@@ -334,7 +335,7 @@ def serve(
     ] = False,
     host: Host = _DEFAULTS.host,
     port: Port = _DEFAULTS.port,
-    token_file: TokenFile = None,
+    token_file: Annotated[Path | None, token_option(TOKEN_VARIABLE)] = None,
     max_sessions: Annotated[
         int, typer.Option(min=1, help="Maximum number of concurrent episodes.")
     ] = _DEFAULTS.max_sessions,

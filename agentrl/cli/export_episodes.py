@@ -47,7 +47,7 @@ def export_episodes(
     to: Annotated[ExportFormat, typer.Option("--to", help="Format.")],
     output: Annotated[
         Path | None,
-        typer.Option(help="File to write, or for hf-dataset a folder; default: in the run's folder exports."),
+        typer.Option(help="File to write, or for hf-dataset a folder; default: in the folder exports of the run."),
     ] = None,
     step: Annotated[int | None, typer.Option(help="Only episodes of this training step.")] = None,
     from_step: Annotated[int | None, typer.Option("--from-step", help="Only episodes from this step on.")] = None,

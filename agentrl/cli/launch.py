@@ -136,7 +136,8 @@ def skypilot(
     cpus_per_node: Cpus = None,
     accelerator: Annotated[str | None, typer.Option(help="Name of the GPU, such as H100.")] = None,
     bucket: Annotated[
-        str | None, typer.Option(help="Bucket for the runs, such as s3://my-runs; without one, they end with the job.")
+        str | None,
+        typer.Option(help="Bucket for the runs, such as s3://my-runs; without one, they are lost when the job ends."),
     ] = None,
     infra: Annotated[str | None, typer.Option(help="Cloud, region or Kubernetes context: aws/us-east-1.")] = None,
     workdir: Annotated[Path | None, typer.Option(help="Folder to copy to the nodes, with your own modules.")] = None,

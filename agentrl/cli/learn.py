@@ -131,7 +131,7 @@ def reward_model(
 ) -> None:
     """Train a reward model that gives the better of two episodes of a task the higher reward.
 
-    Without a config, the config of the first run is used, and its model gets a new output.
+    Without a config, the config of the first run is used, and its model gets a new output for the reward.
     """
     if serve_launched_rank():
         return

@@ -55,7 +55,9 @@ def check(
     loop: Annotated[
         list[str] | None, typer.Option(help=f"Try only this agent loop ({TOOL_LOOP} or {TEXT_LOOP}); may be repeated.")
     ] = None,
-    answers: Annotated[int, typer.Option(min=4, help="Number of first answers for each choice of settings.")] = 24,
+    answers: Annotated[
+        int, typer.Option(min=4, help="Number of first answers to sample with each combination of settings.")
+    ] = 24,
     temperature: Annotated[float | None, typer.Option(min=0, help="Sampling temperature.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the results to this file.")] = None,
 ) -> None:

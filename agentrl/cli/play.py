@@ -26,7 +26,7 @@ from agentrl.remote.listening import IDLE_CONNECTION_S, is_own_host, read_body
 from agentrl.remote.wire import Refusal
 from agentrl.rollout.env_returns import WrongReturn, check_tools
 from agentrl.rollout.tools import tool_session
-from agentrl.task import Task, copy_containers
+from agentrl.task import Task, copy_options
 from agentrl.tool import Tool, ToolResult
 
 KEYS = "? lists the actions, ! lets the expert act if used from the first turn, q quits"
@@ -49,7 +49,7 @@ def play_in_terminal(spec: EnvironmentSpec, env: AnyEnv, task: Task) -> None:
 
 async def _play(spec: EnvironmentSpec, env: AnyEnv, task: Task) -> None:
     show = functools.partial(format_observation, numbers=itertools.count())
-    observation, _ = await maybe_await(env.reset(seed=task.seed, options=copy_containers(dict(task.options))))
+    observation, _ = await maybe_await(env.reset(seed=task.seed, options=copy_options(task.options)))
     expert = await _expert_of(env)
     try:
         tools = {tool.name: tool for tool in check_tools(optional_part(env, "tools"))}
@@ -214,7 +214,7 @@ class _Game:
 
     async def start(self, _request: web.Request) -> web.Response:
         """Start an episode."""
-        options = copy_containers(dict(self._task.options))
+        options = copy_options(self._task.options)
         observation, _ = await maybe_await(self._env.reset(seed=self._task.seed, options=options))
         self._total, self._turns, self._ending = 0.0, 0, ""
         return await self._view(observation)

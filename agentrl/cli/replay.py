@@ -73,7 +73,7 @@ def replay(
     """Continue a stored episode several times from one of its turns, to estimate the value of that state.
 
     The environment restarts from the task and its seed, and the recorded answers are repeated up to that turn. The
-    prompts must be the recorded ones, token by token. The continuations are stored in the run.
+    command fails if a prompt is not the recorded one, token by token. The continuations are stored in the run.
     """
     folder = require_run(run)
     if episode is None:

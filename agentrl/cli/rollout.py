@@ -42,7 +42,7 @@ def rollout(
     engine: Annotated[str | None, typer.Option(help="Inference engine: local, vllm, sglang or openai.")] = None,
     tasks: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Tasks of the environment; without an environment, prompts to answer once."),
+        typer.Option(metavar="FILE", help="File of tasks; without an environment, of prompts that are answered once."),
     ] = None,
     reward: Rewards = None,
     resume: Annotated[

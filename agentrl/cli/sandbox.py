@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -10,7 +11,7 @@ import typer
 from agentrl.cli.arguments import json_pairs
 from agentrl.cli.check import check_back_ends
 from agentrl.cli.help_pages import examples
-from agentrl.cli.server import Host, Lease, Port, TokenFile, read_token, serve_until_stopped
+from agentrl.cli.server import Host, Lease, Port, read_token, serve_until_stopped, token_option
 from agentrl.errors import UsageError
 from agentrl.observe.console import note, visible
 from agentrl.remote.server import SandboxServer, ServerSettings
@@ -119,7 +120,7 @@ def serve(
     settings: Settings = None,
     host: Host = _DEFAULTS.host,
     port: Port = _DEFAULTS.port,
-    token_file: TokenFile = None,
+    token_file: Annotated[Path | None, token_option(TOKEN_VARIABLE)] = None,
     max_sessions: Annotated[
         int, typer.Option(min=1, help="Maximum number of concurrent sandboxes.")
     ] = _DEFAULTS.max_sessions,

@@ -71,10 +71,12 @@ def serve_training(
         Path, typer.Option(help="Folder of checkpoints; those from earlier servers are available.")
     ] = Path("runs/training-service"),
     all_weights: Annotated[
-        bool, typer.Option("--all-weights", help="Train all weights of a copy for each client, not adapters.")
+        bool, typer.Option("--all-weights", help="Train all weights, in a copy for each client, instead of adapters.")
     ] = False,
     max_runs: Annotated[int, typer.Option(min=1, help="Maximum number of concurrent training clients.")] = 16,
-    max_engines: Annotated[int, typer.Option(min=1, help="Maximum number of sampling weights in memory.")] = 4,
+    max_engines: Annotated[
+        int, typer.Option(min=1, help="Maximum number of engines for sampling in memory, each with its own weights.")
+    ] = 4,
     lease_s: Annotated[
         float, typer.Option("--lease", min=1, help="Seconds without a heartbeat after which a client's runs end.")
     ] = 1800.0,

@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Annotated, Protocol
+from typing import Annotated, Any, Protocol
 
 import typer
 
@@ -18,16 +18,14 @@ from agentrl.runs.stop import end_process, run_with_stop_event
 Host = Annotated[str, typer.Option("--host", help="Address to listen on; 0.0.0.0 for all addresses.")]
 Port = Annotated[int, typer.Option("--port", min=0, max=65535, help="Port to listen on; 0 for a free port.")]
 Lease = Annotated[float, typer.Option("--lease", min=1, help="Seconds after which an unused session is closed.")]
-TokenFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--token-file",
-        help="File with the token that clients must send; default: the value of the environment variable.",
-        show_default=False,
-    ),
-]
 MAX_TOKEN_LENGTH = 4096
 LOCAL = ("127.0.0.1", "::1", "localhost")
+
+
+def token_option(variable: str) -> Any:
+    """Return the option for the file with the token; see `read_token`."""
+    told = f"File with the token that clients must send; default: the value of the environment variable {variable}."
+    return typer.Option("--token-file", help=told, show_default=False)
 
 
 def read_token(file: Path | None, variable: str) -> str | None:

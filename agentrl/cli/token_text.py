@@ -7,7 +7,16 @@ from collections.abc import Iterable
 
 from rich.text import Text
 
-from agentrl.evaluation.token_view import Decode, Segment, TokenCell, conversations, has_tokens, segments, turn_words
+from agentrl.evaluation.token_view import (
+    Decode,
+    Segment,
+    TokenCell,
+    conversations,
+    has_tokens,
+    reward_words,
+    segments,
+    turn_words,
+)
 from agentrl.trajectory import SOLE_ROLE, Source, Trajectory
 
 STYLES = {
@@ -27,7 +36,7 @@ def episode_text(trajectory: Trajectory, decode: Decode, *, labelled: bool = Fal
     """
     text = Text.assemble(
         (f"{trajectory.task_id}", "bold"),
-        f"  {trajectory.outcome or 'unfinished'}, reward {trajectory.reward}, {len(trajectory.turns)} turns\n",
+        f"  {trajectory.outcome or 'unfinished'}, reward {reward_words(trajectory)}, {len(trajectory.turns)} turns\n",
         f"{trajectory.error}\n" if trajectory.error else "",
     )
     if not has_tokens(trajectory):

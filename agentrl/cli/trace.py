@@ -32,7 +32,7 @@ def trace(
         Path | None, typer.Option(help="File to write; default: step-NNNNNN.trace.json in the run's logs/trace.")
     ] = None,
 ) -> None:
-    """Write what every episode of a training step waited for as a Chrome trace, for https://ui.perfetto.dev.
+    """Write a Chrome trace of what each episode of a training step waited for; open it in https://ui.perfetto.dev.
 
     The run must have been trained with the tracker named trace, as in the first example.
     """

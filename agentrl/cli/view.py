@@ -16,7 +16,7 @@ import typer
 from yarl import URL
 
 from agentrl.cli.help_pages import examples
-from agentrl.cli.server import TokenFile, read_token
+from agentrl.cli.server import read_token, token_option
 from agentrl.cli.token_text import episode_text
 from agentrl.errors import UsageError
 from agentrl.evaluation.panel import EPISODES_FILE, FOLDER
@@ -40,6 +40,7 @@ from agentrl.viewer.server import LOOPBACK, ViewerServer, ViewerSettings
 app = typer.Typer()
 
 EPISODES_PAGE = "episodes.html"
+TOKEN_VARIABLE = "AGENTRL_VIEW_TOKEN"
 
 
 @app.command(
@@ -76,7 +77,7 @@ def view(
     host: Annotated[
         str, typer.Option(help="Address to listen on; other machines need the token in the printed address.")
     ] = "127.0.0.1",
-    token_file: TokenFile = None,
+    token_file: Annotated[Path | None, token_option(TOKEN_VARIABLE)] = None,
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Only print the address of the pages.")] = False,
 ) -> None:
     """Show runs and evaluations in a browser, live: curves, episodes turn by turn and token by token, comparisons.
@@ -98,9 +99,6 @@ def view(
     if folders is not None and len(folders) > 1:
         raise UsageError("--output and --terminal show one run", got=f"{len(folders)} folders", expected="one folder")
     show_episodes(folders[0] if folders else None, where, count=count, output=None if terminal else output)
-
-
-TOKEN_VARIABLE = "AGENTRL_VIEW_TOKEN"
 
 
 def choose_token(host: str, token: str | None) -> str | None:

@@ -350,8 +350,9 @@ def described_error(error: BaseException) -> str:
 def _as_raised(error: BaseException) -> BaseException:
     """Return the ``StopIteration`` (of ``next()``, for example) that Python replaced when it left a coroutine."""
     cause = error.__cause__
-    is_replaced = type(error) is RuntimeError and isinstance(cause, StopIteration | StopAsyncIteration)
-    return cause if is_replaced and cause is not None and "raised Stop" in str(error) else error
+    if type(error) is RuntimeError and isinstance(cause, StopIteration | StopAsyncIteration):
+        return cause if "raised Stop" in str(error) else error
+    return error
 
 
 def raised_in(error: BaseException, file: str | None = None) -> str | None:

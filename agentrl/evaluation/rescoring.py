@@ -58,6 +58,7 @@ class RescoredEpisode:
             "stored_reward": self.trajectory.reward,
             "reward": None if self.score is None else self.score.reward,
             "components": {} if self.score is None else dict(self.score.components),
+            "sources": {} if self.score is None else dict(self.score.sources),
             "error": self.error,
         }
 

@@ -73,6 +73,14 @@ def turn_words(turn: Turn) -> str:
     return " · ".join([*parts, *([] if turn.valid else ["invalid"])])
 
 
+def reward_words(trajectory: Trajectory) -> str:
+    """Return the reward of an episode, and the amounts that add up to it by source."""
+    if trajectory.reward is None:
+        return "none"
+    parts = ", ".join(f"{source} {amount:.4g}" for source, amount in trajectory.reward_sources.items())
+    return f"{trajectory.reward:.4g} ({parts})" if parts else f"{trajectory.reward:.4g}"
+
+
 def conversations(trajectory: Trajectory) -> list[list[tuple[str, str]]]:
     """Return the messages of an episode without tokens: the role with the turn's label, and the text."""
     labels = [f" · {turn_words(turn)}" for turn in trajectory.turns]
@@ -89,6 +97,7 @@ def trajectory_html(trajectory: Trajectory, decode: Decode) -> str:
         trajectory=trajectory,
         sequences=[view for view in views if view],
         conversations=conversations(trajectory),
+        reward_words=reward_words,
         turn_words=turn_words,
     )
 

@@ -194,7 +194,7 @@ def _tools(body: Mapping[str, Any]) -> tuple[Sequence[ToolSchema], AnswerForm | 
     for index, tool in enumerate(take_optional(body, "tools", list, [])):
         path = f"tools.{index}"
         kind = tool.get("type") if isinstance(tool, dict) else None
-        if kind not in CALL_TEXTS:
+        if not isinstance(kind, str) or kind not in CALL_TEXTS:
             raise BadRequest(f"{path}.type must be function or custom", field=f"{path}.type", code="unsupported")
         held, where = take(tool, kind, dict, path), f"{path}.{kind}"
         if kind == CUSTOM:

@@ -190,12 +190,12 @@ def image_of_url(url: str, path: str) -> ImagePart:
     """Return the image of a ``data:`` URL.
 
     Raises:
-        BadRequest: it is another URL; the gateway fetches nothing.
+        BadRequest: it is another URL, because the gateway fetches nothing; or its text is not valid base64.
     """
-    head, comma, data = url.partition(",")
-    if not head.startswith("data:image/") or not head.endswith(";base64") or not comma:
-        raise BadRequest(f"{path} must be a data: URL in base64: got {shorten(url[:60])}", field=path)
-    return image(data, head.removeprefix("data:").removesuffix(";base64"), path)
+    try:
+        return ImagePart.from_data_url(url)
+    except ValueError as error:
+        raise BadRequest(f"{path} cannot be read: {error}", field=path) from error
 
 
 def image(data: str, media_type: str, path: str) -> ImagePart:

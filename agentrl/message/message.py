@@ -54,6 +54,19 @@ class ImagePart:
         """The image as a ``data:`` URL."""
         return f"data:{self.media_type};base64,{base64.b64encode(self.data).decode()}"
 
+    @classmethod
+    def from_data_url(cls, url: str) -> ImagePart:
+        """Decode a ``data:`` URL, whose base64 text may be broken into lines.
+
+        Raises:
+            ValueError: it is not such a URL of an image, or its text is not valid base64.
+        """
+        head, comma, data = url.partition(",")
+        if not head.startswith("data:image/") or not head.endswith(";base64") or not comma:
+            raise ValueError(f"it must be a data: URL of an image in base64, and is {url[:60]!r}")
+        media_type = head.removeprefix("data:").removesuffix(";base64")
+        return cls(data=base64.b64decode("".join(data.split()), validate=True), media_type=media_type)
+
 
 ContentPart: TypeAlias = TextPart | ImagePart
 """Part of a message with images."""

@@ -39,7 +39,7 @@ class Incidents:
     found: dict[tuple[str, str, str], Incident] = field(default_factory=dict)
 
     def count_failure(self, outcome: Outcome, subject: str, error: AgentRLError) -> int:
-        """Count an attempt that failed, and return how many failed in this way.
+        """Count an attempt that failed, and return how many failed in this way; `MAX_DISTINCT` if it is not counted.
 
         `subject` names the failed part if the error does not.
         """

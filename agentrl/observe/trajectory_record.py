@@ -17,7 +17,7 @@ _PLAIN_FIELDS = tuple(
     for one in fields(Trajectory)
     if one.name
     not in {"sequences", "outcome", "branches_from", "transcript", "conversations", "answers", "completions"}
-    and one.name not in ("proposals", "log", "contexts")
+    and one.name not in ("reward_sources", "environment_sources", "proposals", "log", "contexts")
 )
 _TURN_FIELDS = tuple(one.name for one in fields(Turn) if one.name != "timings")
 _TIMING_FIELDS = tuple(one.name for one in fields(TurnTimings))
@@ -39,6 +39,8 @@ def trajectory_record(trajectory: Trajectory) -> dict[str, Any]:
     return {
         **{name: getattr(trajectory, name) for name in _PLAIN_FIELDS},
         **({"images": images} if images else {}),
+        **({"reward_sources": trajectory.reward_sources} if trajectory.reward_sources else {}),
+        **({"environment_sources": trajectory.environment_sources} if trajectory.environment_sources else {}),
         **({"branches_from": asdict(trajectory.branches_from)} if trajectory.branches_from else {}),
         **({"proposals": trajectory.proposals} if trajectory.proposals else {}),
         **({"log": trajectory.log} if trajectory.log else {}),
@@ -91,6 +93,8 @@ def trajectory_from_record(record: Mapping[str, Any], *, read: ReadRecord | None
         outcome=outcome,
         sequences=sequences,
         branches_from=origin,
+        reward_sources=record.get("reward_sources", {}),
+        environment_sources=record.get("environment_sources", {}),
         proposals=record.get("proposals", []),
         log=record.get("log", ""),
         transcript=text,

@@ -272,7 +272,7 @@ def guard(token: str | None, host: str) -> Any:
 async def read_bytes_of(request: web.Request, largest: int) -> bytes:
     """Read a request's body.
 
-    It may have at most `largest` bytes.
+    It may have at most `largest` bytes, both as it is sent and decoded.
 
     Raises:
         web.HTTPRequestEntityTooLarge: the body, or its stated length, is larger.
@@ -285,16 +285,17 @@ async def read_bytes_of(request: web.Request, largest: int) -> bytes:
     if stated > largest:
         raise web.HTTPRequestEntityTooLarge(max_size=largest, actual_size=stated)
     decoder = _decoder_of(request)
-    data, loop = bytearray(), asyncio.get_running_loop()
+    data, sent, loop = bytearray(), 0, asyncio.get_running_loop()
     last = loop.time() + BODY_S + largest / SLOWEST
     try:
         async with asyncio.timeout(BODY_S) as limit:  # aiohttp reports a broken chunk only if it came with the headers
             async for piece in request.content.iter_any():
                 limit.reschedule(min(last, loop.time() + BODY_S))
+                sent += len(piece)
                 for decoded in [piece] if decoder is None else decoder.decode(piece):
                     data += decoded
-                    if len(data) > largest:
-                        raise web.HTTPRequestEntityTooLarge(max_size=largest, actual_size=len(data))
+                    if max(sent, len(data)) > largest:  # encoded data may decode to nothing, endlessly
+                        raise web.HTTPRequestEntityTooLarge(max_size=largest, actual_size=max(sent, len(data)))
                     if decoder is not None:
                         await asyncio.sleep(0)
         if decoder is not None:

@@ -64,6 +64,8 @@ class Score:
     reward: float | None
     """Return of the episode; ``None`` if it cannot be scored, so that it is not trained on."""
     components: Mapping[str, float] = field(default_factory=dict)
+    sources: Mapping[str, float] = field(default_factory=dict)
+    """Weighted amounts that add up to `reward`, by source; if empty, the scorer is its only source."""
 
 
 class Scorer(ABC):
@@ -118,7 +120,7 @@ class EnvironmentReward(Scorer):
 
     async def score(self, trajectory: Trajectory, task: Task) -> Score:
         """Return the sum of the turns' rewards."""
-        return Score(reward=trajectory.environment_reward)
+        return Score(reward=trajectory.environment_reward, sources=trajectory.environment_sources)
 
 
 async def checked_score(scorer: Scorer, trajectory: Trajectory, task: Task) -> Score:
@@ -162,7 +164,7 @@ def _check_score(score: Score, what: str, scorer: Scorer, trajectory: Trajectory
             defined_in(scorer),
             type(scorer).__name__,
         )
-    if not all(isinstance(name, str) for name in score.components):
+    if not all(isinstance(name, str) for name in (*score.components, *score.sources)):
         raise _add_location(
             RewardFailure(
                 f"{what} gave components without names", got=shorten(dict(score.components)), expected="numbers by name"
@@ -171,7 +173,7 @@ def _check_score(score: Score, what: str, scorer: Scorer, trajectory: Trajectory
             type(scorer).__name__,
         )
     given = {} if score.reward is None else {"reward": score.reward}
-    for name, value in {**given, **score.components}.items():
+    for name, value in (*given.items(), *score.sources.items(), *score.components.items()):
         if bounded_reward(value) is None:
             environment = trajectory.environment
             raise _add_location(
@@ -187,9 +189,17 @@ def _check_score(score: Score, what: str, scorer: Scorer, trajectory: Trajectory
                 type(scorer).__name__,
             )
     return Score(
-        reward=bounded_reward(score.reward),
-        components={str.__str__(name): bounded_reward(value) or 0.0 for name, value in score.components.items()},
+        reward=bounded_reward(score.reward), components=_plain(score.components), sources=_plain(score.sources)
     )
+
+
+def _plain(amounts: Mapping[str, float]) -> dict[str, float]:
+    return {str.__str__(name): bounded_reward(value) or 0.0 for name, value in amounts.items()}
+
+
+def weighted(amounts: Mapping[str, float], weight: float) -> dict[str, float]:
+    """Return the amounts of several sources, multiplied by a weight; without those that are 0."""
+    return {source: weight * amount for source, amount in amounts.items() if weight * amount}
 
 
 @contextmanager

@@ -48,8 +48,10 @@ def check_step(returned: object) -> StepResult:
     )
 
 
-def check_final_reward(returned: object) -> FinalReward:
-    """Check what `final_reward` returned: a number, or a number and an info; raise `WrongReturn` if it is invalid."""
+def check_final_reward(returned: object) -> FinalReward | None:
+    """Check what `final_reward` returned: a number, a number and an info, or ``None``; raise `WrongReturn` if not."""
+    if returned is None:
+        return None
     if isinstance(returned, FinalReward):  # of a remote environment
         returned = returned.reward, returned.info
     reward, info = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, {})

@@ -55,7 +55,7 @@ from agentrl.rollout.env_returns import (
     explain_unpacking,
     require_actions,
 )
-from agentrl.task import copy_containers
+from agentrl.task import copy_options
 from agentrl.tool import Tool, ToolResult
 
 W = TypeVar("W")
@@ -77,7 +77,7 @@ class EnvAdapter:
     """
 
     def __init__(self, make: Callable[..., AnyEnv], options: Mapping[str, Any]) -> None:
-        self.env: AnyEnv = check_environment(make(**copy_containers(dict(options))))
+        self.env: AnyEnv = check_environment(make(**copy_options(options)))
         self._expert: Expert | None = None
         self._deferred_action: str | None = None
         """Expert action to take after a mistake."""
@@ -100,7 +100,7 @@ class EnvAdapter:
         """Start an episode. The environment gets a copy of the options, which it may change."""
         self._expert = self._random = self._deferred_action = None
         try:
-            returned = await maybe_await(self.env.reset(seed=seed, options=copy_containers(dict(options))))
+            returned = await maybe_await(self.env.reset(seed=seed, options=copy_options(options)))
         except TypeError as error:
             raise explain_reset(self.env, error) from error
         observation, info = check_reset(returned)
@@ -130,8 +130,7 @@ class EnvAdapter:
     async def final_reward(self) -> FinalReward | None:
         """Judge the state that an unfinished episode leaves; ``None`` if the environment does not."""
         method = self._method("final_reward")
-        found = None if method is None else await maybe_await(method())
-        return None if found is None else check_final_reward(found)
+        return None if method is None else check_final_reward(await maybe_await(method()))
 
     async def admissible_actions(self) -> list[str] | None:
         """List the actions that the environment accepts now; ``None`` if it cannot list them."""

@@ -197,13 +197,13 @@ class RuntimeEpisode(Episode):
     async def add_final_reward(self) -> None:
         """Add the environment's reward for an episode that something else has ended, if the environment gives one."""
         turn = self.turns.latest or self.turns.acting
-        if turn is None or self.is_over or self._ended_by_tool is not None or self._ended_by_own_tool:
+        if turn is None or not self._was_reset or self.is_over or self._ended_by_own_tool:
             return
         began = self.turns.waits.clock()
         found = await self.environment.call(FINAL_REWARD)
         turn.timings.env += self.turns.waits.clock() - began
         if found is not None:
-            turn.reward += found.reward
+            self.turns.trajectory.add_reward(turn, "environment/final_reward", found.reward)
             self._add_info(found.info)
 
     async def try_action(self, action: str) -> StepResult:
@@ -225,7 +225,7 @@ class RuntimeEpisode(Episode):
         """Record a step that began at `began`; `turn` gets the reward and the seconds."""
         result = stepped.result
         turn.timings.env += self.turns.waits.clock() - began
-        turn.reward += result.reward
+        self.turns.trajectory.add_reward(turn, "environment/step", result.reward)
         self._add_info(result.info)
         self.turns.state_key = stepped.state_key
         self.player = result.info.get("player")
@@ -286,7 +286,7 @@ class RuntimeEpisode(Episode):
             self._add_tool_metrics(called.tool.name, called)
             self.turns.counters.incidents.count_call(called.tool.name, *called.own_error)
         if result.reward:
-            turn.reward += result.reward
+            self.turns.trajectory.add_reward(turn, f"tool/{call.name}", result.reward)
             if call.name in self._configured:  # rewards of the environment's own tools are part of the task
                 self.tool_reward += result.reward
             self._add_component(f"tool/{call.name}", result.reward)
@@ -408,7 +408,7 @@ class RuntimeEpisode(Episode):
         number = bounded_reward(reward)
         if number is None:
             raise UsageError("invalid reward", got=repr(reward), expected=A_REWARD)
-        found[0].reward += number
+        self.turns.trajectory.add_reward(found[0], "agent_loop", number)
         if success is not None:
             self.info["success"] = success
 

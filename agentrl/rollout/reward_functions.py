@@ -31,7 +31,7 @@ from agentrl.errors import (
 from agentrl.errors.deadlines import async_boundary
 from agentrl.errors.foreign import await_or_abandon
 from agentrl.registry import Kind, lookup
-from agentrl.reward import Score, Scorer, checked_score, defined_in, failures_named
+from agentrl.reward import Score, Scorer, checked_score, defined_in, failures_named, weighted
 from agentrl.rollout.env_workers import ThreadWorker
 from agentrl.rollout.reward_conventions import (
     CONVENTIONS,
@@ -82,13 +82,15 @@ class WeightedSum(Scorer):
         """Return the weighted sum over the parts that return a reward; ``None`` if no part does."""
         scores = await gather_in_order([checked_score(part.scorer, trajectory, task) for part in self._parts])
         components: dict[str, float] = {}
+        sources: dict[str, float] = {}
         total: float | None = None
         for part, score in zip(self._parts, scores, strict=True):
             components |= score.components
             if score.reward is not None:
                 components[part.name] = score.reward
                 total = (total or 0.0) + part.weight * score.reward
-        return Score(reward=total, components=components)
+                sources |= weighted(score.sources or {part.name: score.reward}, part.weight)
+        return Score(reward=total, components=components, sources=sources)
 
 
 class FunctionReward(Scorer):

@@ -52,6 +52,7 @@ from agentrl.reward import (
     checked_score,
     defined_in,
     no_group,
+    weighted,
 )
 from agentrl.rollout.budget import EpisodeLimits
 from agentrl.rollout.env_pool import TASKS_PER_PASS, EnvPool
@@ -366,7 +367,7 @@ class EpisodeRunner:
         with self.waits.on(WaitKind.SCORER, trajectory.id, type(self.scorer).__name__, deadline_s):
             async with async_boundary(RewardFailure, what, deadline_s=deadline_s):
                 score = await checked_score(self.scorer, trajectory, task)
-        _apply_score(trajectory, score, self.waits.clock() - began)
+        _apply_score(trajectory, score, self.scorer, self.waits.clock() - began)
 
     async def score_group(self, trajectories: Sequence[Trajectory], task: Task) -> None:
         """Score the episodes of a group if the scorer compares them; episodes with infrastructure failures are skipped.
@@ -411,11 +412,11 @@ class EpisodeRunner:
             async with async_boundary(RewardFailure, what, deadline_s=None):
                 scores = await checked_group_scores(scorer, trajectories, task)
         for trajectory, score in zip(trajectories, scores, strict=True):
-            _apply_score(trajectory, score, self.waits.clock() - began)
+            _apply_score(trajectory, score, scorer, self.waits.clock() - began)
 
 
 def _log_failure(trajectory: Trajectory, count: int) -> None:
-    """Log a failed attempt if it is one of the first of its kind, or else each tenfold number of them."""
+    """Log the first `LOGGED` failed attempts of a kind, then the 10th, the 100th, and so on."""
     if count <= LOGGED:
         more = ""
         if count == LOGGED:
@@ -431,19 +432,25 @@ def _can_be_scored(trajectory: Trajectory) -> bool:
     return trajectory.outcome is not None and trajectory.outcome.is_trainable
 
 
-def _apply_score(trajectory: Trajectory, score: Score, seconds: float) -> None:
-    """Set an episode's return: the score plus the rewards that only some of its turns get.
+def _apply_score(trajectory: Trajectory, score: Score, scorer: Scorer, seconds: float) -> None:
+    """Set an episode's return: the score plus the rewards that count only for single roles.
 
     Args:
         trajectory: The episode.
         score: Its score.
+        scorer: Scorer that gave it; the source of the whole score if that names no sources.
         seconds: Duration of the scoring.
     """
     if turns := trajectory.turns:
         turns[-1].timings.scoring += seconds
-    own = math.fsum(trajectory.own_rewards.values())
-    trajectory.reward = score.reward + own if own and score.reward is not None else score.reward
     trajectory.reward_components.update(score.components)
+    trajectory.reward = score.reward
+    if score.reward is None:
+        return
+    own = trajectory.own_rewards
+    trajectory.reward = score.reward + math.fsum(own.values())
+    by_role = {f"role/{role}": amount for role, amount in own.items()}
+    trajectory.reward_sources = weighted({**(score.sources or {type(scorer).__name__: score.reward}), **by_role}, 1)
 
 
 async def _run_isolated(work: Coroutine[Any, Any, None], name: str) -> None:

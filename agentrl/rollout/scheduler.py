@@ -437,9 +437,9 @@ class GroupScheduler:
         if one is None and latest.outcome and latest.outcome.is_trainable and latest.reward is None:
             self._failure = TrainingError(
                 nothing,
-                got=f"None from every reward function for {latest.id}, which says that none applies",
+                got=f"None from every reward function for {latest.id}: none of them applies to its task",
                 expected="a number from at least one function for most tasks",
-                hint="let a function return 0 for an answer that deserves nothing",
+                hint="return 0, not None, for a wrong answer",
             )
             return
         if one is None:

@@ -228,10 +228,8 @@ class RunResult:
 def finished_result(run: Run, watcher: RunWatcher) -> RunResult | None:
     """Return the result of a run that has ended after its last step, and say so; ``None`` for any other run.
 
-    Neither a model nor an engine is started.
-
-    The folder of a warm start is not such a run, although it has checkpoints.
-    A run that was killed after its last step is not finished: it may have to complete its metrics or an evaluation.
+    No model and no engine is started. The folder of a warm start is not such a run, although it has checkpoints. A run
+    that was killed after its last step is not finished: it may have to complete its metrics or an evaluation.
     """
     steps, status = run.config.trainer.steps, read_status(run.folder.path)
     if run.changes or status is None or status.end is not RunEnd.FINISHED or status.resumed_by != "train":

@@ -29,13 +29,14 @@ from agentrl.rollout.env_returns import (
     check_actions,
     check_expert,
     check_expert_action,
+    check_final_reward,
     check_part,
     check_tool_message,
     unpack_reset,
     unpack_step,
 )
 from agentrl.rollout.env_workers import call_own_tool, sample_text
-from agentrl.task import Task, copy_containers
+from agentrl.task import Task, copy_options
 from agentrl.testing.fair_clock import FairClock
 from agentrl.testing.report import RuleFailed
 from agentrl.tool import Tool, ToolResult
@@ -70,6 +71,7 @@ _READ_AT_RESET = ("tools", "action_hint", "state_key")
 _CHECKS: Mapping[str, Callable[[Any], Any]] = {
     "admissible_actions": check_actions,
     "expert": check_expert,
+    "final_reward": check_final_reward,
     "tool_message": check_tool_message,
 }
 """Checks of what optional methods return, as in a run."""
@@ -224,9 +226,7 @@ class EnvSession:
 
     def start(self, task: Task) -> tuple[Content, Mapping[str, Any]]:
         """Start a task's episode, and return the first observation and the info."""
-        opening = unpack_reset(
-            self.ask("reset", self.env.reset, seed=task.seed, options=copy_containers(dict(task.options)))
-        )
+        opening = unpack_reset(self.ask("reset", self.env.reset, seed=task.seed, options=copy_options(task.options)))
         for part in _READ_AT_RESET:
             self.find(part)
         requested = opening[1].get("step_timeout_s", 0.0)
@@ -279,7 +279,7 @@ class EnvSession:
 def make_environment(make: Callable[..., Any], options: Mapping[str, Any]) -> Any:
     """Make an environment, with a deadline."""
     with asking("making the environment", times=LONG_CALL):
-        return make(**copy_containers(dict(options)))
+        return make(**copy_options(options))
 
 
 def call_action(tool: Tool, arguments: Mapping[str, Any]) -> str:
@@ -330,7 +330,7 @@ async def replay(env: AnyEnv, task: Task, actions: Sequence[str]) -> list[StepSn
     """Replay actions in a task's episode; other coroutines may run before each action."""
     returned: Any
     with asking("reset"):
-        returned = await maybe_await(env.reset(seed=task.seed, options=copy_containers(dict(task.options))))
+        returned = await maybe_await(env.reset(seed=task.seed, options=copy_options(task.options)))
     observation, _ = unpack_reset(returned)
     moments = [opening_of(observation)]
     for action in actions:

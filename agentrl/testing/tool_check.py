@@ -139,7 +139,8 @@ async def wrong_arguments_are_refused(subject: _CheckedTool) -> str:
 async def examples_succeed(subject: _CheckedTool) -> str:
     """Calls with the given examples succeed."""
     texts = [await subject.call_well(example) for example in subject.required_examples()]
-    return f"{len(texts)} calls, at most {max(map(len, texts))} characters"
+    calls = "1 call" if len(texts) == 1 else f"{len(texts)} calls"
+    return f"{calls}, at most {max(map(len, texts))} characters"
 
 
 async def event_loop_goes_on(subject: _CheckedTool) -> str:

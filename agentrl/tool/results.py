@@ -11,7 +11,6 @@ never raise an exception. `as_content` keeps images, for vision policies.
 from __future__ import annotations
 
 import asyncio
-import base64
 import concurrent.futures
 import dataclasses
 import datetime
@@ -37,6 +36,7 @@ from collections.abc import (
     Sequence,
 )
 from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from decimal import Decimal
 from fractions import Fraction
 from itertools import groupby
@@ -145,21 +145,10 @@ def _block_content(block: Mapping[str, Any]) -> Any:
         case {"type": "text", "text": str(text), **others} if not others:
             return text
         case {"type": "image", "image": image} | {"type": "image_url", "image_url": {"url": image}}:
-            found = image_of_url(image) if isinstance(image, str) else image
-            return found if _is_image(found) else block
+            with suppress(ValueError):  # another text, such as the address of an image, is data
+                found = ImagePart.from_data_url(image) if isinstance(image, str) else image
+                return found if _is_image(found) else block
     return block
-
-
-def image_of_url(url: str) -> ImagePart | None:
-    """Decode a ``data:`` URL of an image in base64; ``None`` for any other text."""
-    head, comma, data = url.partition(",")
-    media_type, is_base64, rest = head.removeprefix("data:").partition(";base64")
-    if not (comma and is_base64) or rest or not head.startswith("data:image/"):
-        return None
-    try:
-        return ImagePart(data=base64.b64decode(data, validate=True), media_type=media_type, alternative=media_type)
-    except ValueError:
-        return None
 
 
 def content_text(content: Content) -> str:

@@ -367,16 +367,17 @@ async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamRe
     except web.HTTPRequestEntityTooLarge:
         return _error(413, f"the request is larger than {MAX_BODY_BYTES >> 20} MiB")
     except web.HTTPException as error:
-        return _error(error.status, error.reason)
+        accepted = {name: error.headers[name] for name in ("Accept-Encoding", "Allow") if name in error.headers}
+        return _error(error.status, error.reason, accepted)
     except Exception as error:
         _log.exception("a request to the training service failed")
         return _error(500, described_error(error))
 
 
-def _error(status: int, text: str) -> web.Response:
+def _error(status: int, text: str, headers: Mapping[str, str] | None = None) -> web.Response:
     is_final = status < 500 and status != 429
     category = "user" if is_final else "server"
-    headers = {"x-should-retry": "false"} if is_final else {}
+    headers = {**(headers or {}), **({"x-should-retry": "false"} if is_final else {})}
     body = orjson.dumps({"error": text, "category": category})
     return web.Response(body=body, status=status, headers=headers, content_type="application/json")
 

@@ -88,6 +88,7 @@ def episode_document(
         "branches_from": None if branch is None else {"parent": branch.parent, "turn": branch.turn},
         "seed": trajectory.seed,
         "reward_components": trajectory.reward_components,
+        "reward_sources": trajectory.reward_sources if trajectory.reward is not None else {},
         "metrics": trajectory.metrics,
     }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from agentrl.errors import UsageError
 
@@ -62,9 +62,11 @@ def parse_options(
     """
     if max_steps < 1:
         raise UsageError("the option max_steps of telecom is too small", got=max_steps, expected="at least 1")
-    of_data = {"customer": customer, "policy": policy, "task_set": task_set}
-    generated = {"task_types": task_types, "personas": personas}
-    _refuse(of_data if data is None else generated, "generated" if data is None else "published")
+    if data is None:
+        hint = "set the option data to tau2-bench's telecom folder, or leave them out"
+        _refuse("generated", hint, customer=customer, policy=policy, task_set=task_set)
+    else:
+        _refuse("published", "leave out these or the option data", task_types=task_types, personas=personas)
     if customer not in (None, ROLE):
         raise UsageError(
             "the option customer of telecom is not valid",
@@ -85,12 +87,7 @@ def parse_options(
     )
 
 
-def _refuse(options: dict[str, Any], tasks: str) -> None:
+def _refuse(tasks: str, hint: str, **options: object) -> None:
+    """Raise `UsageError` if an option of the other kind of tasks is set."""
     if given := [name for name, value in options.items() if value is not None]:
-        raise UsageError(
-            f"these options do not apply to {tasks} telecom tasks",
-            got=", ".join(given),
-            hint="set the option data to tau2-bench's telecom folder, or leave them out"
-            if tasks == "generated"
-            else "leave them out, or leave out the option data",
-        )
+        raise UsageError(f"these options do not apply to {tasks} telecom tasks", got=", ".join(given), hint=hint)

@@ -48,8 +48,8 @@ SPEC = EnvironmentSpec(
     description=(
         "The support desk of a telephone company, similar to tau2-bench's: tools over customers, lines and bills, a"
         " policy, and a scripted customer who changes the phone's settings as the agent says. Solved if the phone works"
-        " and the database ends in the right state. Or the published tasks of tau2-bench's telecom desk (option data),"
-        " without a customer or with one that a language model plays."
+        " and the database ends in the right state. The option data plays the published tasks of tau2-bench's telecom"
+        " desk instead, without a customer or with one that a language model plays."
     ),
     instructions=INSTRUCTIONS,
     answer_format="free",

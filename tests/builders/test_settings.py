@@ -269,7 +269,11 @@ async def test_a_reward_model_and_the_environment_are_told_apart(monkeypatch: py
         settings, ModelConfig(dtype="bfloat16", device="cpu"), lambda ids: "".join(f"<{token}>" for token in ids)
     )
     score = await scorer.score(episode(reward=0.125), TASK)
-    assert score == Score(reward=0.5 + 2 * 0.125, components={"reward_model": 0.5, "environment": 0.125})
+    assert score == Score(
+        reward=0.5 + 2 * 0.125,
+        components={"reward_model": 0.5, "environment": 0.125},
+        sources={"reward_model": 0.5, "environment/step": 0.25},
+    )
     assert "<7><8>" in read[0]
 
 

@@ -61,6 +61,7 @@ def test_new_rewards_read_messages_and_tasks(agentrl: Cli, trained_run: Path, fu
     assert len(rows) == 8
     for row in rows:
         assert row["reward"] == row["components"]["parity"] == int(row["task_id"].removeprefix("train-")) % 2
+        assert row["sources"] == ({"parity": 1.0} if row["reward"] else {})
     assert found["reward"] == sum(row["reward"] for row in rows) / 8
     assert found["groups_that_differ"] == 0  # a group has one task
     again = agentrl("rescore", str(trained_run), "--output", "new.jsonl")

@@ -83,11 +83,12 @@ def test_episodes_without_tokens_are_shown_as_text(agentrl: Cli, workplace: Path
     assert agentrl(*words, "agent.loop=react_text", "agent.options={format: plain}").code == 0
     (folder,) = (workplace / "runs" / "evaluations").iterdir()
     shown = agentrl("view", str(folder), "--terminal").out
-    assert "finished, reward 1.0" in shown
+    assert "finished, reward 1 (environment/step 1), " in shown
     assert "[user]\nI think of a number from 1 to 100. Guess.\n[assistant · turn 1]\n50\n[user]\n" in shown
     assert re.search(r"\[assistant · turn \d · reward 1\]\n\d+\n", shown)
     assert agentrl("view", str(folder), "--output", str(folder)).code == 0
     page = (folder / "episodes.html").read_text()
+    assert "reward 1 (environment/step 1) ·" in page
     assert '<span class="forced">50</span><span class="turn">assistant · turn 1</span>' in page
     assert "in the loss" not in page  # the legend of tokens
     for name in ("runs/evaluations", None):  # both are short for it

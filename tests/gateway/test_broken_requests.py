@@ -1,6 +1,7 @@
 """Requests and answers that are not valid JSON, broken encodings, and clients that disconnect."""
 
 import asyncio
+import contextlib
 import gzip
 import http.client
 import json
@@ -12,7 +13,9 @@ import aiohttp
 import pytest
 from support.gateway_client import DIALECTS, post
 
+from agentrl import gateway
 from agentrl.config.engines import ScriptedEngineConfig
+from agentrl.gateway.dialect import BadRequest
 from agentrl.remote.listening import DEEPEST
 from agentrl.rollout.budget import EpisodeLimits
 
@@ -202,3 +205,89 @@ async def test_clients_that_leave_write_no_traceback(played, caplog, when):
         trajectory, _ = await played(play, "it is so, and that is all", engine=ScriptedEngineConfig(delay_s=0.01))
     assert "Traceback" not in caplog.text
     assert len(trajectory.turns) == 1 + (LEAVING[when] is None)
+
+
+SHOWN = {"type": "base64", "media_type": "image/png", "data": "eA=="}
+FUNCTION = {"name": "add", "description": "Adds.", "parameters": {"type": "object", "properties": {}}}
+GRAMMAR = {"syntax": "lark", "definition": "start: /x/"}
+PNG = "data:image/png;base64,eA=="
+WHOLE_REQUESTS = {
+    "chat": {
+        "messages": [
+            {
+                "role": "user",
+                "content": [{"type": "text", "text": "x"}, {"type": "image_url", "image_url": {"url": PNG}}],
+            },
+            {
+                "role": "assistant",
+                "tool_calls": [
+                    {"id": "1", "type": "function", "function": {"name": "add", "arguments": "{}"}},
+                    {"id": "2", "type": "custom", "custom": {"name": "patch", "input": "x"}},
+                ],
+            },
+            {"role": "tool", "tool_call_id": "1", "content": [{"type": "text", "text": "r"}]},
+        ],
+        "tools": [
+            {"type": "function", "function": FUNCTION},
+            {"type": "custom", "custom": {"name": "patch", "format": {"type": "grammar", "grammar": GRAMMAR}}},
+        ],
+        "tool_choice": {
+            "type": "allowed_tools",
+            "allowed_tools": {"mode": "auto", "tools": [{"type": "function", "function": {"name": "add"}}]},
+        },
+        "stop": ["x"],
+        "stream_options": {"include_usage": True},
+    },
+    "responses": {
+        "input": [
+            {
+                "role": "user",
+                "content": [{"type": "input_text", "text": "x"}, {"type": "input_image", "image_url": PNG}],
+            },
+            {"type": "function_call", "call_id": "1", "name": "add", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "1", "output": "r"},
+            {"type": "custom_tool_call", "call_id": "2", "name": "patch", "input": "x"},
+            {"type": "reasoning", "summary": [{"type": "summary_text", "text": "s"}]},
+        ],
+        "tools": [
+            {"type": "function", **FUNCTION},
+            {"type": "custom", "name": "patch", "format": {"type": "grammar", **GRAMMAR}},
+        ],
+        "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "add"}]},
+        "text": {"format": {"type": "text"}},
+    },
+    "anthropic": {
+        "max_tokens": 5,
+        "system": [{"type": "text", "text": "s"}],
+        "messages": [
+            {
+                "role": "user",
+                "content": [{"type": "image", "source": SHOWN}],
+            },
+            {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "add", "input": {}}]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": "r"}]},
+        ],
+        "tools": [{"name": "add", "input_schema": {"type": "object"}}],
+        "tool_choice": {"type": "tool", "name": "add"},
+    },
+}
+ODD_VALUES = (None, True, -1, 1.5, "", "x", [], {}, [[]], [{}], {"a": []})
+
+
+def with_each_value(value):
+    """Copies of JSON with one part replaced by an odd value."""
+    if isinstance(value, dict | list):
+        for key, part in value.items() if isinstance(value, dict) else enumerate(value):
+            for changed in (*ODD_VALUES, *with_each_value(part)):
+                copy = dict(value) if isinstance(value, dict) else list(value)
+                copy[key] = changed
+                yield copy
+
+
+@pytest.mark.parametrize("dialect", gateway.DIALECTS, ids=lambda dialect: dialect.name)
+def test_no_value_of_any_field_is_an_error_of_the_server(dialect):
+    whole = {"model": "policy", **WHOLE_REQUESTS[dialect.name]}
+    dialect.read(whole, {})
+    for body in with_each_value(whole):
+        with contextlib.suppress(BadRequest):
+            dialect.read(body, {})

@@ -252,6 +252,7 @@ def answered(**custom):
     [
         ({"tools": [TOOL]}, "tools.0.custom"),
         ({"tools": [{"type": "other"}]}, "tools.0.type"),
+        ({"tools": [{"type": []}]}, "tools.0.type"),
         ({"tools": [{"type": "custom", "custom": {"name": "a", "parameters": {}}}]}, "tools.0.custom.parameters"),
         ({"tools": [{"type": "custom", "custom": {}}]}, "tools.0.custom.name"),
         (

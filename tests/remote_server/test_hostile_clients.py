@@ -133,10 +133,17 @@ def test_a_body_that_is_announced_as_too_long_is_not_read(url: str) -> None:
     assert status(say(url, head("PUT", SESSION, JSON, length))) == 413
 
 
-def test_endless_body_is_rejected_at_the_size_limit(url: str) -> None:
-    piece = b"10000\r\n" + b" " * 65536 + b"\r\n"
+@pytest.mark.parametrize(
+    ("coding", "begin", "repeated"),
+    [("identity", b"", b" "), ("gzip", gzip.compress(b"{}"), b"\0")],
+    ids=["plain", "padding after compressed data"],
+)
+def test_endless_body_is_rejected_at_the_size_limit(url: str, coding: str, begin: bytes, repeated: bytes) -> None:
+    piece = b"10000\r\n" + repeated * 65536 + b"\r\n"
+    lines = JSON, b"Transfer-Encoding: chunked\r\n", b"Content-Encoding: %s\r\n" % coding.encode()
     with connect(url) as connection:
-        connection.sendall(head("POST", f"{SESSION}/step", JSON, b"Transfer-Encoding: chunked\r\n"))
+        connection.sendall(head("POST", f"{SESSION}/step", *lines))
+        connection.sendall(b"%x\r\n%s\r\n" % (len(begin), begin) if begin else b"")
         sent = 0
         connection.settimeout(0.001)
         answer = b""

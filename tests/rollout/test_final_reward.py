@@ -7,8 +7,10 @@ import pytest
 from rollout_worlds import Judged
 
 import agentrl
+from agentrl.agent_loop import AgentLoop
 from agentrl.env import Isolation
 from agentrl.errors import Outcome
+from agentrl.message import user
 from agentrl.rollout.budget import EpisodeLimits
 
 TWO_TURNS = EpisodeLimits(max_turns=2)
@@ -25,6 +27,7 @@ async def test_a_limit_ends_the_episode_and_the_environment_judges_its_state(mak
     assert [turn.reward for turn in trajectory.turns] == [0.0, 0.2]
     assert (trajectory.reward, trajectory.success) == (0.2, True)
     assert trajectory.reward_components == {"walked": 2.0, "place": 2.0}
+    assert trajectory.reward_sources == {"environment/final_reward": 0.2}
 
 
 async def test_every_limit_counts(make_runner, play):
@@ -42,11 +45,13 @@ async def test_an_episode_that_the_environment_ended_is_not_judged_again(make_ru
     trajectory = await play(make_runner(Judged, "forward"))
     assert (trajectory.outcome, trajectory.reward) == (Outcome.FINISHED, 1.0)
     assert "place" not in trajectory.reward_components
+    assert trajectory.reward_sources == {"environment/step": 1.0}
 
 
 async def test_a_tool_of_the_environment_that_ends_the_episode_has_judged_it(make_runner, play):
     trajectory = await play(make_runner(Judged, call("leave"), loop="tool_calling"))
     assert (trajectory.outcome, trajectory.reward) == (Outcome.STOPPED_BY_TOOL, 0.25)
+    assert trajectory.reward_sources == {"tool/leave": 0.25}
 
 
 async def test_a_tool_of_the_run_that_ends_the_episode_has_not(make_runner, play):
@@ -58,6 +63,22 @@ async def test_a_tool_of_the_run_that_ends_the_episode_has_not(make_runner, play
     factory = functools.partial(Judged, judgement=0.75)
     trajectory = await play(make_runner(factory, call("submit"), loop="tool_calling", tools=tools))
     assert (trajectory.outcome, trajectory.reward, trajectory.success) == (Outcome.STOPPED_BY_TOOL, 0.75, None)
+
+
+class Talking(AgentLoop):
+    """Answers without using the environment."""
+
+    async def run(self, episode):
+        await episode.open([user("Hello.")]).generate()
+
+
+async def test_an_environment_that_was_not_reset_judges_nothing(make_runner, play):
+    """It may still be in the state of another episode, which it would judge again."""
+    runner = make_runner(Judged, "forward", limits=TWO_TURNS)
+    assert (await play(runner)).reward == 0.2
+    runner.loop = Talking()
+    trajectory = await play(runner)
+    assert (trajectory.outcome, trajectory.reward) == (Outcome.FINISHED, 0.0)
 
 
 async def test_none_is_no_judgement(make_runner, play, worlds):

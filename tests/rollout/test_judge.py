@@ -30,7 +30,8 @@ def episode():
     sequence = TokenSequence()
     sequence.extend([1, 2, 3, 0], Source.PROMPT)
     sequence.extend_sampled([4, 5], logprobs=[-1.0, -1.0], versions=[0, 0])
-    sequence.turns.append(Turn(index=0, start=4, end=6, reward=0.25))
+    sequence.turns.append(Turn(index=0, start=4, end=6))
+    trajectory.add_reward(sequence.turns[0], "environment/step", 0.25)
     sequence.extend([0, 6, 7, 8], Source.OBSERVATION)
     branch = sequence.fork(6)
     branch.extend([8], Source.OBSERVATION)
@@ -73,6 +74,7 @@ async def test_a_judge_reads_the_episode_and_its_score_becomes_a_reward():
         score = await judge.score(episode(), TASK)
     assert score.reward == pytest.approx(0.75 + 2 * 0.25)
     assert score.components == {"judge": 0.75, "environment": 0.25}
+    assert score.sources == {"judge": 0.75, "environment/step": 0.5}
     (message,) = seen[0]["messages"]
     told = message["content"]
     assert "Task: Reach the hill." in told

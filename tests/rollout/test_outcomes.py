@@ -347,6 +347,18 @@ async def test_no_reward_is_not_zero(make_runner, play, worlds):
     assert trajectory.outcome is Outcome.FINISHED
     assert trajectory.reward is None
     assert trajectory.reward_components == {"walked": 3.0, "judge": 1.0}
+    assert trajectory.reward_sources == {}
+
+
+async def test_sources_that_gave_nothing_are_not_listed(make_runner, play, worlds):
+    trajectory = await play(make_runner(worlds.Corridor, "forward", scorer=Judge(0.0)))
+    assert (trajectory.reward, trajectory.reward_sources) == (0.0, {})
+
+
+async def test_a_scorer_replaces_the_rewards_of_the_environment_which_are_still_recorded(make_runner, play, worlds):
+    trajectory = await play(make_runner(worlds.Corridor, "forward", scorer=Judge(0.5)))
+    assert trajectory.reward_sources == {"Judge": trajectory.reward} == {"Judge": 0.5}
+    assert trajectory.environment_sources == {"environment/step": trajectory.environment_reward}
 
 
 class Broken(AgentLoop):

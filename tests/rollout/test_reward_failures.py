@@ -108,6 +108,7 @@ class Wordy(Scorer):
         (None, "did not return a score: got NoneType"),
         (Score(reward="1"), "gave an invalid reward: got str '1'"),
         (Score(reward=1.0, components={"style": math.nan}), "gave an invalid style: got float nan"),
+        (Score(reward=1.0, sources={"style": math.inf}), "gave an invalid style: got float inf"),
         (
             Score(reward=1.0, components={1: 0.5}),
             "gave components without names: got {1: 0.5}",

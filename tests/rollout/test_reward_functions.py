@@ -20,7 +20,7 @@ from agentrl.trajectory import Trajectory
 
 async def test_a_function_is_the_reward_and_a_component(named):
     named(exact=exact)
-    assert await scored("exact") == Score(reward=1.0, components={"exact": 1.0})
+    assert await scored("exact") == Score(reward=1.0, components={"exact": 1.0}, sources={"exact": 1.0})
 
 
 async def test_rewards_are_summed_with_weights_and_recorded_without_them(named):
@@ -28,13 +28,16 @@ async def test_rewards_are_summed_with_weights_and_recorded_without_them(named):
     score = await scored(["exact", {"name": "slow", "weight": -0.5, "most": 32}, {"name": "environment", "weight": 2}])
     assert score.reward == 1.0 - 0.5 * 0.5 + 2 * 0.25
     assert score.components == {"exact": 1.0, "slow": 0.5, "environment": 0.25}
+    assert score.sources == {"exact": 1.0, "slow": -0.25, "environment/step": 0.5}
 
 
 async def test_the_environments_own_reward_counts_only_where_it_is_named(named):
     named(exact=exact)
     assert (await scored("exact", episode(text="?", reward=5.0))).reward == 0.0
     assert isinstance(find_reward(AgentConfig(), ThreadWorker()), EnvironmentReward)
-    assert await scored({"name": "environment", "weight": 2}) == Score(reward=0.5, components={"environment": 0.25})
+    assert await scored({"name": "environment", "weight": 2}) == Score(
+        reward=0.5, components={"environment": 0.25}, sources={"environment/step": 0.5}
+    )
 
 
 @pytest.mark.parametrize(
@@ -79,7 +82,7 @@ async def test_a_function_may_say_that_it_does_not_apply_if_it_declares_so(named
     named(sometimes=sometimes, optionally=optionally, exact=exact)
     assert await scored("optionally") == Score(reward=None)
     assert await scored("sometimes") == Score(reward=None)
-    assert await scored(["sometimes", "exact"]) == Score(reward=1.0, components={"exact": 1.0})
+    assert await scored(["sometimes", "exact"]) == Score(reward=1.0, components={"exact": 1.0}, sources={"exact": 1.0})
 
 
 async def test_blocking_functions_run_one_at_a_time_in_a_thread(named):

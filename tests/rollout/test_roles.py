@@ -248,7 +248,13 @@ async def test_a_reward_of_one_role_counts_for_it_alone(pair, play):
     assert trajectory.role_returns == {"planner": 1.75, "worker": 1.0}
     assert trajectory.reward == 1.75
     assert trajectory.own_rewards == {"planner": 0.75}
+    assert trajectory.reward_sources == {"environment/step": 1.0, "role/planner": 0.75}
     assert trajectory.metrics["reward_of/planner"] == 0.75
+
+
+async def test_a_reward_of_a_loop_for_all_roles_is_named_after_it(pair, play):
+    trajectory = await play(pair("Go.", "forward", loop=Rewarding()))
+    assert trajectory.reward_sources == {"environment/step": 1.0, "agent_loop": 0.75}
 
 
 async def test_a_roles_reward_counts_for_its_latest_turn_or_the_given_one(pair, play):

@@ -282,6 +282,7 @@ async def test_rewards_and_metrics_of_tools_reach_the_trajectory_and_the_step(ma
     assert [turn.reward for turn in trajectory.turns] == [-0.5, 1.0, 1.0]
     assert trajectory.reward == 1.5
     assert trajectory.reward_components["tool/dig"] == 0.5
+    assert trajectory.reward_sources == {"tool/dig": 0.5, "environment/step": 1.0}
     assert trajectory.success  # of the environment's own rewards, which are 1
     assert trajectory.metrics["tool/dig/depth"] == 4
     step = trajectory_metrics([trajectory], version=0)

@@ -221,6 +221,7 @@ class EpisodeWriter:
             task_type=script.task_type,
             metrics={"tool_calls": 2.0, "seconds": sum(_length(turn.timings) + PAUSE_S for turn in sequence.turns)},
             reward_components={"environment": script.reward or 0.0},
+            reward_sources={"environment/step": script.reward or 0.0},
             log=script.log,
             conversations=[list(script.messages)],
             answers=answers,

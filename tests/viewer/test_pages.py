@@ -80,6 +80,10 @@ async def test_an_episode_has_its_turns_as_messages_and_its_tokens_as_columns(ru
         assert sequence["turns"][0]["parts"][0]["text"].startswith("Write ")
         assert found["chat"][0]["role"] == "user"
         assert row["id"] in found["replay"]
+        best = max(await viewer.rows("first"), key=lambda row: row["reward"])
+        shown = await viewer.get(episode_path("first", best["id"]))
+        assert shown["reward_sources"] == {"environment/step": best["reward"]}
+        assert best["reward"] > 0
         tokens = await viewer.get(f"{episode_path('first', row['id'])}/tokens?from=0&to=100000")
         with TrajectoryIndex(runs / "first" / "trajectories") as index:
             known = index.find(row["id"])

@@ -41,6 +41,23 @@ class WordOfSuccess(Sound):
         return *super().step(action)[:4], {"success": "yes"}
 
 
+class WordOfReward(Sound):
+    def final_reward(self) -> Any:
+        return "good"
+
+
+class PaidForNothing(Sound):
+    def final_reward(self) -> Any:
+        return 1.0, {"success": True}
+
+
+class JudgedPlace(Sound):
+    """Nothing is wrong with it: it judges only states after an action."""
+
+    def final_reward(self) -> Any:
+        return (0.5, {"success": False}) if self.steps else None
+
+
 class Blocking(Sound):
     def step(self, action: str) -> Step:
         threading.Event().wait()

@@ -31,7 +31,7 @@ from agentrl.config.config import Config
 from agentrl.config.judge import JudgeConfig, RubricItem, check_items
 from agentrl.errors import BudgetSpent, ConfigError, EngineError, UsageError
 from agentrl.message import broken_up
-from agentrl.reward import GroupScorer, Score, Scorer
+from agentrl.reward import GroupScorer, Score, Scorer, weighted
 from agentrl.rollout.judges.client import JudgeClient
 from agentrl.rollout.judges.transcripts import Decode, TranscriptPiece, marked_transcript, pieces_of, require_tokens
 from agentrl.rollout.judges.verdicts import (
@@ -177,6 +177,7 @@ def _total(judged: float, trajectory: Trajectory, settings: JudgeConfig, parts: 
     return Score(
         reward=judged + settings.environment_weight * earned,
         components={"judge": judged, "environment": earned, **parts},
+        sources={**weighted(trajectory.environment_sources, settings.environment_weight), "judge": judged},
     )
 
 
@@ -217,7 +218,12 @@ class BudgetFallback:
         """Return only the weighted reward of the environment."""
         earned = trajectory.environment_reward
         self._client.counters.judge_without += 1
-        return Score(reward=self._settings.environment_weight * earned, components={"environment": earned})
+        weight = self._settings.environment_weight
+        return Score(
+            reward=weight * earned,
+            components={"environment": earned},
+            sources=weighted(trajectory.environment_sources, weight),
+        )
 
     def _note(self, group_id: str, *, is_judged: bool) -> bool:
         if not is_judged and False not in self._judged.values():

@@ -213,11 +213,12 @@ def keeps_gymnasium_rules(subject: Subject) -> str:
 
 @rule("return values as the message says, because runs reject all others; state the true `reward_range`")
 def returns_valid_values(subject: Subject) -> str:
-    """Runs accept the values that `reset` and `step` return, and returns are in the stated range."""
+    """Runs accept the values that `reset`, `step` and `final_reward` return, and returns are in the stated range."""
     low, high = subject.spec.reward_range
     played = subject.random_episodes
     with subject.session() as session:
         check_reset(session.start(subject.tasks[0]))
+        session.call("final_reward")
     for episode in played:
         for result in episode.results:
             check_step((result.observation, result.reward, result.terminated, result.truncated, result.info))

@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any, cast
 
 from agentrl.env import AsyncEnv, Isolation, maybe_await
-from agentrl.task import Task, copy_containers
+from agentrl.task import Task, copy_options
 from agentrl.testing.env_session import (
     LONG_CALL,
     EnvSession,
@@ -348,9 +348,9 @@ async def _cancel_and_continue(subject: Subject, fresh: PlayedEpisode) -> int:
     cut = 0
     try:
         for pauses in range(1, 4):
-            cut += await _cancel(env.reset(seed=task.seed, options=copy_containers(dict(task.options))), pauses)
+            cut += await _cancel(env.reset(seed=task.seed, options=copy_options(task.options)), pauses)
             async with asyncio.timeout(HANGING_S):
-                await env.reset(seed=task.seed, options=copy_containers(dict(task.options)))
+                await env.reset(seed=task.seed, options=copy_options(task.options))
             cut += await _cancel(
                 env.step(next((action for action in fresh.actions if not is_call(action)), "")), pauses
             )

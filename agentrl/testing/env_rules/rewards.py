@@ -181,7 +181,15 @@ def _binomial(number: int, count: int, share: float) -> float:
 
 @rule("give the reward of a loss at the step limit, and intermediate rewards only for changes made by actions")
 def doing_nothing_does_not_pay(subject: Subject) -> CheckFinding:
-    """Empty answers until the end earn no more than random play, and less than the expert."""
+    """Empty answers until the end earn no more than random play, and less than the expert; `final_reward` does not call
+    a task solved at its start.
+    """
+    with subject.session() as session:
+        session.reset(subject.tasks[0])
+        final = session.call("final_reward")
+    threshold = subject.spec.success_threshold
+    if final is not None and final.info.get("success", threshold is not None and final.reward >= threshold):
+        raise RuleFailed(f"final_reward returns {final.reward:g} and a success before the first action")
     return _compare(subject, lambda _task: _always(""))
 
 

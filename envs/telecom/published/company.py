@@ -22,24 +22,17 @@ _LAST_DUE = "2025-01-15"
 _NEXT_MONTH, _NEXT_DUE = ("2025-03-01", "2025-03-31"), "2025-03-15"
 ACTIVE, SUSPENDED = "Active", "Suspended"
 PAID, OVERDUE, DRAFT, AWAITING = "Paid", "Overdue", "Draft", "Awaiting Payment"
-_KEYS = {
-    "C": ("customers", "customer"),
-    "L": ("lines", "line"),
-    "D": ("devices", "device"),
-    "B": ("bills", "bill"),
-    "P": ("plans", "plan"),
-}
-"""Tables by the first letter of an id, and the name of a row."""
+_KINDS = {"C": "customer", "L": "line", "D": "device", "B": "bill", "P": "plan"}
+"""Kinds of rows by the first letter of their ids."""
 
 
-def find_row(records: Records, letter: str, key: str) -> Row:
-    """Return a customer, line, device, bill or plan.
+def find_row(records: Records, kind: str, key: str) -> Row:
+    """Return a row of a kind: ``customer``, ``line``, ``device``, ``bill`` or ``plan``.
 
     Raises:
         ToolError: it does not exist.
     """
-    table, kind = _KEYS[letter]
-    for row in records[table]:
+    for row in records[f"{kind}s"]:
         if row[f"{kind}_id"] == key:
             return row
     raise ToolError(f"{kind.capitalize()} with ID {key} not found")
@@ -63,14 +56,14 @@ def line_of(records: Records, customer_id: str, line_id: str) -> Row:
     Raises:
         ToolError: the customer does not exist, or does not have the line.
     """
-    if line_id not in find_row(records, "C", customer_id)["line_ids"]:
+    if line_id not in find_row(records, "customer", customer_id)["line_ids"]:
         raise ToolError(f"Line {line_id} not found for customer {customer_id}")
-    return find_row(records, "L", line_id)
+    return find_row(records, "line", line_id)
 
 
 def bills_of(records: Records, customer: Row, status: str | None = None) -> list[Row]:
     """Return the bills of a customer, of all states or one."""
-    bills = [find_row(records, "B", bill_id) for bill_id in customer["bill_ids"]]
+    bills = [find_row(records, "bill", bill_id) for bill_id in customer["bill_ids"]]
     return [bill for bill in bills if status in (None, bill["status"])]
 
 
@@ -83,7 +76,7 @@ def customer_by_phone(records: Records, phone_number: str) -> Row:
     for row in records["customers"]:
         if row["phone_number"] == phone_number:
             return row
-        if any(find_row(records, "L", key)["phone_number"] == phone_number for key in row["line_ids"]):
+        if any(find_row(records, "line", key)["phone_number"] == phone_number for key in row["line_ids"]):
             return row
     raise ToolError(f"Customer with phone number {phone_number} not found")
 
@@ -118,10 +111,14 @@ def add_overdue_bill(records: Records, customer: Row, bill_id: str, amount: floa
 
 
 class CompanyTools:
-    """Tools of the agent. Each public method is a tool, and the agent reads its docstring."""
+    """Tools of the agent. Each public method is a tool, and the agent reads its docstring.
 
-    def __init__(self) -> None:
-        self._records: Records = {}
+    Args:
+        records: The company's tables, changed in place.
+    """
+
+    def __init__(self, records: Records) -> None:
+        self._records = records
 
     def get_customer_by_phone(self, phone_number: str) -> Any:
         """Finds a customer by the contact number or by the number of a line.
@@ -137,7 +134,7 @@ class CompanyTools:
         Args:
             customer_id: Id of the customer.
         """
-        return find_row(self._records, "C", customer_id)
+        return find_row(self._records, "customer", customer_id)
 
     def get_customer_by_name(self, full_name: str, dob: str) -> Any:
         """Finds customers by their name and date of birth.
@@ -155,11 +152,9 @@ class CompanyTools:
         Args:
             id: Its id, whose first letter is C, L, D, B or P.
         """
-        if id.startswith("C"):
-            return find_row(self._records, "C", id)
-        if id[:1] in _KEYS:
-            return find_row(self._records, id[0], id)
-        raise ToolError(f"Unknown ID format or type: {id}")
+        if id[:1] not in _KINDS:
+            raise ToolError(f"Unknown ID format or type: {id}")
+        return find_row(self._records, _KINDS[id[0]], id)
 
     def suspend_line(self, customer_id: str, line_id: str, reason: str) -> Any:
         """Suspends an active line, for six months at most.
@@ -195,7 +190,7 @@ class CompanyTools:
             customer_id: Id of the customer.
             limit: Maximum number of bills.
         """
-        bills = bills_of(self._records, find_row(self._records, "C", customer_id))
+        bills = bills_of(self._records, find_row(self._records, "customer", customer_id))
         return sorted(bills, key=lambda bill: str(bill["issue_date"]), reverse=True)[:limit]
 
     def send_payment_request(self, customer_id: str, bill_id: str) -> Any:
@@ -205,12 +200,12 @@ class CompanyTools:
             customer_id: Id of the customer who has the bill.
             bill_id: Id of the bill.
         """
-        customer = find_row(self._records, "C", customer_id)
+        customer = find_row(self._records, "customer", customer_id)
         if bills_of(self._records, customer, AWAITING):
             raise ToolError("A bill is already awaiting payment for this customer")
         if bill_id not in customer["bill_ids"]:
             raise ToolError(f"Bill {bill_id} not found for customer {customer_id}")
-        find_row(self._records, "B", bill_id)["status"] = AWAITING
+        find_row(self._records, "bill", bill_id)["status"] = AWAITING
         return f"Payment request sent to the customer for bill {bill_id}"
 
     def get_data_usage(self, customer_id: str, line_id: str) -> Any:
@@ -221,7 +216,7 @@ class CompanyTools:
             line_id: Id of the line.
         """
         line = line_of(self._records, customer_id, line_id)
-        plan = find_row(self._records, "P", line["plan_id"])
+        plan = find_row(self._records, "plan", line["plan_id"])
         return {
             "line_id": line_id,
             "data_used_gb": str(line["data_used_gb"]),
@@ -276,7 +271,7 @@ class CompanyTools:
         line = line_of(self._records, customer_id, line_id)
         if gb_amount <= 0:
             raise ToolError("Refuel amount must be positive")
-        price = find_row(self._records, "P", line["plan_id"])["data_refueling_price_per_gb"]
+        price = find_row(self._records, "plan", line["plan_id"])["data_refueling_price_per_gb"]
         charge = gb_amount * price
         line["data_refueling_gb"] += gb_amount
         _charge(self._next_bill(customer_id), charge, f"Data refueling: {gb_amount} GB at ${price}/GB")
@@ -288,9 +283,9 @@ class CompanyTools:
 
     def _next_bill(self, customer_id: str) -> Row:
         """Return the customer's draft; if there is none, a new one with an id that depends only on the records."""
-        customer = find_row(self._records, "C", customer_id)
+        customer = find_row(self._records, "customer", customer_id)
         for key in customer["bill_ids"]:
-            bill = find_row(self._records, "B", key)
+            bill = find_row(self._records, "bill", key)
             if bill["status"] == DRAFT:
                 return bill
         seed = f"{customer_id} {len(self._records['bills'])}".encode()

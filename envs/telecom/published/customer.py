@@ -25,7 +25,7 @@ _AFTER_WORDS = re.compile(r"\n(?:```(?:json)?\n)?(\{\s*\"name\".*)", re.DOTALL)
 
 
 class CustomerAct(NamedTuple):
-    """What a customer's answer means: words for the agent, a call, or nothing usable."""
+    """Content of a customer's answer: words for the agent, a call, or nothing usable."""
 
     words: str = ""
     call: ToolCall | None = None

@@ -17,7 +17,7 @@ _HELLO, _OK, _DID, _BYE = "Hello, my phone does not work.", "I am working on it.
 
 
 class Playable(Protocol):
-    """What the expert sees of the environment."""
+    """Part of the environment that the expert uses."""
 
     customer: PhoneCustomer | None
 

@@ -14,7 +14,7 @@ from .world import PublishedWorld
 
 
 class MadeCall(NamedTuple):
-    """A tool call of either side, also one that failed."""
+    """Tool call of either side, successful or not."""
 
     name: str
     arguments: Mapping[str, Any]
@@ -23,7 +23,7 @@ class MadeCall(NamedTuple):
 def grade(
     task: PublishedTask, world: PublishedWorld, calls: Sequence[MadeCall], said: Sequence[str]
 ) -> dict[str, bool]:
-    """Return for each part of a task's reward whether it is met; the reward is 1 if all are.
+    """Return which parts of a task's reward are met; the reward is 1 if all are, and otherwise 0.
 
     Args:
         task: The task.

@@ -1,4 +1,4 @@
-"""The customer's phone: what its settings mean for the signal, mobile data and picture messages, as in tau2-bench.
+"""The customer's phone: how its settings affect the signal, mobile data and picture messages, as in tau2-bench.
 
 Its state is plain JSON: ``device`` and ``surroundings`` of `schema.CustomerFile`.
 """
@@ -45,7 +45,7 @@ def default_vpn() -> Row:
 
 
 class Handset:
-    """A phone and its surroundings. They change in place.
+    """Phone and its surroundings, which change in place.
 
     Args:
         device: Settings and state.
@@ -92,7 +92,7 @@ class Handset:
         self.device["network_signal_strength"] = signal
 
     def status_bar(self) -> str:
-        """Return what the top of the screen shows."""
+        """Return the text of the status bar, at the top of the screen."""
         device, shown = self.device, []
         if device["airplane_mode"]:
             shown.append("✈️ Airplane Mode")

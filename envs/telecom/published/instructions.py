@@ -1,4 +1,4 @@
-"""What the agent and the customer's model of a published task are told."""
+"""Instructions of the agent, and of the model that plays the customer, in a published task."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from ...desks.toolset import declare_tools, describe_tools
 from ...retail.phrases import STOP
 from ..options import POLICIES, TelecomOptions
 from .company import CompanyTools
+from .handset import Handset
 from .phone_tools import PhoneTools
 from .reading import PublishedTask, read_text
 from .task_source import folder_of
@@ -42,13 +43,13 @@ def done() -> str:
 @functools.cache
 def company_tools() -> dict[str, Tool]:
     """Return the company's tools by name, bound to no records."""
-    return declare_tools(CompanyTools())
+    return declare_tools(CompanyTools({}))
 
 
 @functools.cache
 def phone_tools() -> dict[str, Tool]:
     """Return the phone's tools by name, bound to no phone."""
-    return declare_tools(PhoneTools())
+    return declare_tools(PhoneTools(Handset({}, {})))
 
 
 def agent_tools(options: TelecomOptions) -> dict[str, Tool]:

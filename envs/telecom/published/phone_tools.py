@@ -36,10 +36,14 @@ def _yes(state: object) -> str:
 
 
 class PhoneTools:
-    """Tools of the customer, or of an agent without a customer. Each public method is a tool."""
+    """Tools of the customer, or of an agent without a customer. Each public method is a tool.
 
-    def __init__(self) -> None:
-        self._phone = Handset({}, {})
+    Args:
+        phone: The phone, changed in place.
+    """
+
+    def __init__(self, phone: Handset) -> None:
+        self._phone = phone
 
     def _with_bar(self, text: str) -> str:
         return f"{text}\nStatus Bar: {self._phone.status_bar()}"

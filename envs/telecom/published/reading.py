@@ -49,7 +49,7 @@ class PublishedTask:
         Raises:
             UsageError: a function of the start is unknown, or cannot be carried out.
         """
-        world = PublishedWorld(self.start)
+        world = PublishedWorld.from_files(self.start)
         state = self.row.initial_state
         for step in (state.initialization_actions if state else None) or ():
             world.run(step)

@@ -154,7 +154,7 @@ class VpnDetails(PublishedRow):
 
 
 class AppPermissions(PublishedRow):
-    """What an app may use."""
+    """Permissions of an app."""
 
     sms: bool = False
     storage: bool = False
@@ -213,7 +213,7 @@ class PaymentRequest(PublishedRow):
 
 
 class Surroundings(PublishedRow):
-    """Where the customer is, and what the company allows the phone."""
+    """Place of the customer, and what the company allows the phone to do."""
 
     name: str | None = None
     phone_number: str | None = None
@@ -257,7 +257,7 @@ class GoldAction(BaseModel):
 
 
 class Criteria(BaseModel):
-    """What a task's reward depends on."""
+    """Criteria of a task's reward."""
 
     actions: list[GoldAction] | None = None
     env_assertions: list[Assertion] | None = None
@@ -274,7 +274,7 @@ class InitialState(BaseModel):
 
 
 class PublishedScenario(BaseModel):
-    """What the customer knows and wants."""
+    """Knowledge and goals of the customer."""
 
     persona: str | None = None
     instructions: str | dict[str, Any]

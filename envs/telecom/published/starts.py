@@ -43,13 +43,13 @@ class CompanyFunctions:
         self, customer_id: str, line_id: str, new_bill_id: str, contract_ended: bool
     ) -> None:
         """Suspend an active line, with an unpaid bill of the last month, and perhaps with an ended contract."""
-        line = find_row(self._records, "L", line_id)
+        line = find_row(self._records, "line", line_id)
         if line["status"] != ACTIVE:
             raise ToolError("Line must be active to suspend for unpaid bill")
-        amount = find_row(self._records, "P", line["plan_id"])["price_per_month"]
+        amount = find_row(self._records, "plan", line["plan_id"])["price_per_month"]
         if amount <= 0:
             raise ToolError("Amount must be positive for overdue bill")
-        customer = find_row(self._records, "C", customer_id)
+        customer = find_row(self._records, "customer", customer_id)
         if bills_of(self._records, customer, OVERDUE):
             raise ToolError("Customer already has an overdue bill")
         add_overdue_bill(self._records, customer, new_bill_id, amount, f"Charge for line {line_id}")
@@ -68,16 +68,16 @@ class CompanyFunctions:
 
     def assert_overdue_bill_exists(self, customer_id: str, overdue_bill_id: str) -> bool:
         """Return True if a customer has an overdue bill; otherwise, it is an error."""
-        if overdue_bill_id not in find_row(self._records, "C", customer_id)["bill_ids"]:
+        if overdue_bill_id not in find_row(self._records, "customer", customer_id)["bill_ids"]:
             raise ToolError(f"Overdue bill {overdue_bill_id} not found")
-        if find_row(self._records, "B", overdue_bill_id)["status"] != OVERDUE:
+        if find_row(self._records, "bill", overdue_bill_id)["status"] != OVERDUE:
             raise ToolError(f"Overdue bill {overdue_bill_id} is not overdue")
         return True
 
     def assert_no_overdue_bill(self, overdue_bill_id: str) -> bool:
         """Return True if a bill is paid or does not exist."""
         try:
-            return bool(find_row(self._records, "B", overdue_bill_id)["status"] == PAID)
+            return bool(find_row(self._records, "bill", overdue_bill_id)["status"] == PAID)
         except ToolError:
             return True
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from agentrl.errors import ToolError, UsageError
 
-from .company import ACTIVE, AWAITING, PAID, CompanyTools, bills_of, customer_by_phone, find_row, line_by_phone
+from .company import ACTIVE, AWAITING, PAID, CompanyTools, Records, bills_of, customer_by_phone, find_row, line_by_phone
 from .handset import Handset
 from .phone_tools import PhoneTools
 from .schema import Assertion, FunctionCall, Requestor
@@ -38,23 +38,22 @@ class PublishedWorld:
     """State of an episode, and the functions that change it.
 
     Args:
-        start: The state before the task's start.
+        records: The company's tables, changed in place.
+        phone: The customer's phone, changed in place.
     """
 
-    def __init__(self, start: StartFiles) -> None:
-        self.records = copy.deepcopy(dict(start.company))
-        customer = copy.deepcopy(dict(start.customer))
-        self.phone = Handset(customer["device"], customer["surroundings"])
-        self._bind()
-        self.sync()
+    def __init__(self, records: Records, phone: Handset) -> None:
+        self.records, self.phone = records, phone
+        self.company_tools, self.phone_tools = CompanyTools(records), PhoneTools(phone)
+        self._functions: dict[str, Any] = {"assistant": CompanyFunctions(records), "user": PhoneFunctions(phone)}
 
-    def _bind(self) -> None:
-        self.company_tools, self.phone_tools = CompanyTools(), PhoneTools()
-        self.company_tools._records, self.phone_tools._phone = self.records, self.phone  # not named like a tool
-        self._functions: dict[str, Any] = {
-            "assistant": CompanyFunctions(self.records),
-            "user": PhoneFunctions(self.phone),
-        }
+    @classmethod
+    def from_files(cls, start: StartFiles) -> PublishedWorld:
+        """Return the state before a task's start."""
+        customer = copy.deepcopy(dict(start.customer))
+        world = cls(copy.deepcopy(dict(start.company)), Handset(customer["device"], customer["surroundings"]))
+        world.sync()
+        return world
 
     def sync(self) -> None:
         """Let the phone know what the company allows, and the company what the customer has paid.
@@ -68,12 +67,12 @@ class PublishedWorld:
         line = line_by_phone(self.records, number)
         around["line_active"] = line["status"] == ACTIVE
         around["roaming_allowed"] = bool(line["roaming_enabled"])
-        plan = find_row(self.records, "P", line["plan_id"])
+        plan = find_row(self.records, "plan", line["plan_id"])
         allowed = plan["data_limit_gb"] + line["data_refueling_gb"]
         around["mobile_data_usage_exceeded"] = line["data_used_gb"] >= allowed
         request = around["payment_request"]
         if request is not None and request["paid"]:
-            find_row(self.records, "B", request["bill_id"])["status"] = PAID
+            find_row(self.records, "bill", request["bill_id"])["status"] = PAID
             around["payment_request"] = None
         if around["payment_request"] is None:
             waiting = bills_of(self.records, customer_by_phone(self.records, number), AWAITING)
@@ -111,10 +110,8 @@ class PublishedWorld:
         Raises:
             UsageError: the function does not exist, or cannot be carried out.
         """
-        functions, names = (
-            self._functions[step.env_type],
-            COMPANY_TOOLS if step.env_type == "assistant" else PHONE_TOOLS,
-        )
+        functions = self._functions[step.env_type]
+        names = COMPANY_TOOLS if step.env_type == "assistant" else PHONE_TOOLS
         known = (*public_methods(type(functions)), *names)
         if step.func_name not in known:
             raise UsageError(
@@ -159,9 +156,6 @@ class PublishedWorld:
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> PublishedWorld:
         """Continue from `to_plain`."""
-        world = cls.__new__(cls)
         kept = copy.deepcopy(dict(plain))
-        world.records = kept["records"]
-        world.phone = Handset(kept["phone"]["device"], kept["phone"]["surroundings"], kept["vpn"])
-        world._bind()
-        return world
+        phone = kept["phone"]
+        return cls(kept["records"], Handset(phone["device"], phone["surroundings"], kept["vpn"]))

@@ -188,6 +188,7 @@ export interface Episode {
   notes: Note[];
   seed?: number;
   reward_components?: Record<string, number>;
+  reward_sources?: Record<string, number>;
   metrics?: Record<string, number>;
 }
 

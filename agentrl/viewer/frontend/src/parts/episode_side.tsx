@@ -57,8 +57,13 @@ export function EpisodeFacts({ source, episode }: { source: string; episode: Epi
             <span title={dateTime(row.ended_at)}>{ago(row.ended_at)}</span>
           </Fact>
         )}
+        {Object.entries(episode.reward_sources ?? {}).map(([name, value]) => (
+          <Fact key={name} name={`Reward from ${name}`}>
+            {num(value)}
+          </Fact>
+        ))}
         {Object.entries(episode.reward_components ?? {}).map(([name, value]) => (
-          <Fact key={name} name={`Reward: ${name}`}>
+          <Fact key={name} name={`Reward component ${name}`}>
             {num(value)}
           </Fact>
         ))}
