@@ -8,13 +8,15 @@ warm starts. Without a renderer only messages are kept, so that scores of script
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Sequence
+import random
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 from agentrl.agent_loop import PLAIN_TURN, Answer, Conversation, TurnOptions
 from agentrl.engine import StopReason
 from agentrl.errors import UsageError, shorten
-from agentrl.message import Message, plainly_written
+from agentrl.message import Message, TextPart, ToolCall, plainly_written
 from agentrl.observe.trajectory_record import trajectory_from_record, trajectory_record
 from agentrl.remote.env_methods import EXPERT_ACTION, RANDOM_ACTION, TOOL_MESSAGE
 from agentrl.render.chat_template import ToolSchema
@@ -30,6 +32,7 @@ from agentrl.rollout.policies import (
 )
 from agentrl.task import Task
 from agentrl.tool import Tool
+from agentrl.tool.random_call import random_arguments
 from agentrl.trajectory import NOT_SAMPLED, Source, Trajectory
 
 
@@ -64,7 +67,7 @@ class ScriptedEpisodePolicy(EpisodePolicy):
         if self.renderer is not None:
             schemas: list[ToolSchema] = [tool.schema for tool in tools]
             ledger = LedgerConversation(self.renderer, episode.turns.trajectory, messages, tools=schemas)
-        return ScriptedConversation(self, ledger, episode, [tool.name for tool in tools])
+        return ScriptedConversation(self, ledger, episode, {tool.name: tool for tool in tools})
 
     def for_role(self, name: str, *, of_environment: bool = False) -> EpisodePolicy:
         """Return this policy, or for an environment's role one without a renderer: its answers are not demonstrated."""
@@ -96,7 +99,7 @@ class ScriptedConversation(Conversation):
         policy: ScriptedEpisodePolicy,
         ledger: LedgerConversation | None,
         episode: EpisodeView,
-        tools: Sequence[str] = (),
+        tools: Mapping[str, Tool] = MappingProxyType({}),
     ) -> None:
         self.ledger = ledger
         self._policy = policy
@@ -121,8 +124,10 @@ class ScriptedConversation(Conversation):
             prompt_tokens = len(self.ledger.prepare(prefill))
             turns.budget.answer_tokens(prompt_tokens, policy.max_context)
         message, source = await demonstrate(policy.kind, self._episode, seed, options, mistakes=policy.mistakes)
-        if policy.kind is ScriptedPolicy.EXPERT:  # random calls may fail
+        if policy.kind is ScriptedPolicy.EXPERT:
             self._check_tools(message, options.role)
+        elif self._tools and any(call.name not in self._tools for call in message.tool_calls):
+            message = self._random_call(seed)
         if self.ledger is None or policy.renderer is None:
             turn = append_textual_turn(turns, StopReason.STOP, options.role)
             turns.record(turn, prompt_tokens=0, answer_tokens=0, trained=options.trained)
@@ -140,6 +145,15 @@ class ScriptedConversation(Conversation):
         self._check_length(text, turn.end - turn.start)
         turns.record(turn, prompt_tokens=prompt_tokens, answer_tokens=turn.end - turn.start)
         return replace(answer, is_scripted=True)
+
+    def _random_call(self, seed: int) -> Message:
+        """Return a call of one of the tools, for an environment that takes no actions but calls of its own tools."""
+        generator = random.Random(seed)
+        tool = generator.choice(list(self._tools.values()))
+        seen = self._episode.observation
+        text = seen if isinstance(seen, str) else "\n".join(part.text for part in seen if isinstance(part, TextPart))
+        call = ToolCall(name=tool.name, arguments=random_arguments(tool.schema, generator, text))
+        return Message(role="assistant", tool_calls=(call,))
 
     def _check_tools(self, message: Message, role: str) -> None:
         missing = [call.name for call in message.tool_calls if call.name not in self._tools]

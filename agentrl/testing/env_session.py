@@ -9,7 +9,6 @@ import hashlib
 import inspect
 import json
 import random
-import re
 import subprocess
 import threading
 import types
@@ -40,6 +39,7 @@ from agentrl.task import Task, copy_options
 from agentrl.testing.fair_clock import FairClock
 from agentrl.testing.report import RuleFailed
 from agentrl.tool import Tool, ToolResult
+from agentrl.tool.random_call import COMMON_WORDS, words_after
 
 T = TypeVar("T")
 
@@ -48,15 +48,10 @@ LONG_CALL = 6
 _CALL_POLL_S = 0.1
 _THREADS = DaemonThreads("environment check")
 Policy: TypeAlias = Callable[["EnvSession", Content], str]
-_WORDS = ("help", "look", "wait", "yes", "no", "1", "2")
-"""Actions of a random policy if the environment does not list any."""
 _CALL = "\x1fcall "
 """Prefix of an action that calls a tool of the environment instead of `step`."""
 _CALLS_AT_RANDOM = 3
 """Maximum number of tool calls in an episode of random play; each may take as long as a program in a sandbox."""
-_SEEN_WORD = re.compile(r"[#@\w][\w@.#-]{1,40}")
-_SEEN_WORDS = 100
-"""Number of last words of an observation that may become arguments of a call."""
 _SCHEMA_TYPES: Mapping[str, Any] = {
     "integer": int,
     "number": float,
@@ -382,7 +377,7 @@ def random_policy(seed: int) -> Policy:
             return str(generator.choice(admissible))
         space = session.find("action_space")
         if space is None:
-            return generator.choice(_WORDS)
+            return generator.choice(COMMON_WORDS)
         space.seed(generator.randrange(2**31))
         return str(session.ask("sample of the action space", sample_text, space))
 
@@ -403,7 +398,7 @@ def parameters_of(tool: Tool) -> dict[str, Any]:
 
 def random_arguments(tool: Tool, generator: random.Random, seen: str = "") -> dict[str, Any]:
     """Draw arguments of the types that a tool declares; texts are words from `seen`."""
-    words = [*_WORDS, *_SEEN_WORD.findall(seen)[-_SEEN_WORDS:]]
+    words = words_after(seen)
     return {name: _random_value(kind, generator, words) for name, kind in parameters_of(tool).items()}
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import pickle
 import sys
+from typing import Annotated, ClassVar, Literal
 
 import pytest
+from pydantic import BaseModel, Field
 
 from agentrl.config.environment import EnvironmentConfig
 from agentrl.env import Isolation
@@ -14,6 +16,7 @@ from agentrl.env.lookup import resolve_environment, spec_of
 from agentrl.errors import EnvironmentFailure, Outcome, ToolError, UsageError
 from agentrl.message import ImagePart, TextPart
 from agentrl.rollout.budget import EpisodeLimits
+from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy, ScriptedPolicy
 from agentrl.rollout.task_source import task_source
 from agentrl.tool.trl import is_trl_environment, tool_methods
 
@@ -289,3 +292,54 @@ def test_a_class_in_a_file_is_found(tmp_path):
     assert env.reset(seed=0) == ("Say something.", {})
     assert env.tools[0](message="a").value == "a"
     sys.modules.pop("echo_env", None)
+
+
+class Owner(BaseModel):
+    name: str
+    level: int = Field(ge=1, le=3)
+
+
+class Thermostat:
+    """Only calls of its tools count."""
+
+    kinds: ClassVar[set[tuple[str, str]]] = set()
+
+    def reset(self, **row):
+        self.reward = 0.0
+        return "Say mug-7."
+
+    def set(self, degrees: Annotated[int, Field(ge=20, le=22)], mode: Literal["heat", "cool"], note: str) -> str:
+        """Set the temperature.
+
+        Args:
+            degrees: Temperature.
+            mode: Kind of work.
+            note: Note for the owner.
+        """
+        assert degrees in (20, 21, 22)
+        Thermostat.kinds.add((mode, note))
+        self.reward = 1.0
+        return "Done."
+
+    def fill(self, amounts: list[float], owner: Owner | None = None) -> str:
+        """Fill.
+
+        Args:
+            amounts: Amounts.
+            owner: Who asks.
+        """
+        assert len(amounts) >= 1
+        return "Full."
+
+
+async def test_a_random_policy_calls_the_tools_of_an_environment_without_actions(make_runner, play):
+    Thermostat.kinds.clear()
+    spec = spec_of(Thermostat)
+    policy = ScriptedEpisodePolicy(ScriptedPolicy.RANDOM)
+    limits = EpisodeLimits(max_turns=12)
+    runner = make_runner(spec.make, policy=policy, loop="tool_calling", isolation=spec.isolation, limits=limits)
+    seen = [await play(runner, seed=seed) for seed in range(8)]
+    assert all(turn.valid for trajectory in seen for turn in trajectory.turns)
+    assert all(trajectory.reward == 1.0 for trajectory in seen)
+    assert {mode for mode, _ in Thermostat.kinds} == {"heat", "cool"}
+    assert {note for _, note in Thermostat.kinds} >= {"help", "Done."}, "common words, and words of the last observation"
