@@ -42,7 +42,7 @@ from agentrl.reward import Scorer
 from agentrl.rollout.task_source import limited_by_tasks
 from agentrl.rollout.waits import RolloutCounters
 from agentrl.runs.rl import train as train_run
-from agentrl.runs.sft import check_warm_start, warm_start
+from agentrl.runs.sft import check_sft_start, check_warm_start, warm_start
 from agentrl.runs.start import RunResult, resume_run, start_run
 from agentrl.runs.start_record import start_folder
 from agentrl.runs.stop import AFTER_TWO_REQUESTS, StopRequest, run_until_stopped
@@ -260,7 +260,7 @@ def sft(
         resolved = load_config(config, words)
         check_warm_start(resolved)
         _check_session(resolved)
-        run = start_run(resolved, kind="sft")
+        run = start_run(resolved, kind="sft", check=check_sft_start)
         with _watcher(progress, watcher) as display:
             return warm_start(run, watcher=display, interruption=interruption)
 
