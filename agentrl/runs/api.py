@@ -23,7 +23,7 @@ from agentrl.builders.checks import check_training
 from agentrl.config import Config, load_config
 from agentrl.config.derived import per_environment_configs
 from agentrl.config.estimate import evaluation_size, run_size
-from agentrl.config.overrides import task_words, text_override, warn_repeated
+from agentrl.config.overrides import task_words, text_override, warn_ignored, warn_repeated
 from agentrl.env import AnyEnv, EnvironmentSpec, Isolation
 from agentrl.errors import ConfigError, UsageError, is_bool, shorten
 from agentrl.errors.foreign import DaemonThreads
@@ -127,6 +127,7 @@ def train(
 
     def work() -> RunResult:
         warn_repeated(words)
+        warn_ignored(words, reads="trainer")
         resolved = load_config(config, words)
         check_training(resolved)
         check_machine(resolved)
@@ -257,6 +258,7 @@ def sft(
 
     def work() -> RunResult:
         warn_repeated(words)
+        warn_ignored(words, reads="sft")
         resolved = load_config(config, words)
         check_warm_start(resolved)
         _check_session(resolved)

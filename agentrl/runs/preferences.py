@@ -30,7 +30,7 @@ from agentrl.training.stored_episodes import check_pair_tokens, check_sources, f
 class PairsRun(LearningRun):
     """A run that learns from pairs."""
 
-    phase = Phase.PAIRS
+    section, phase = "preferences", Phase.PAIRS
 
     @property
     def settings(self) -> PreferencesConfig:

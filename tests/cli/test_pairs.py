@@ -36,8 +36,10 @@ def played(trained_run: Path, workplace: Path) -> Path:
 
 
 def test_a_policy_learns_from_the_pairs_of_a_run(agentrl: Cli, played: Path, workplace: Path) -> None:
-    ended = agentrl("dpo", "--from", str(played), *QUICK, f"run.directory={workplace / 'runs'}")
+    words = (*QUICK, f"run.directory={workplace / 'runs'}", "preferences.warmup_steps=999")
+    ended = agentrl("dpo", "--from", str(played), *words)
     assert ended.code == 0, ended.err
+    assert "preferences.warmup_steps 999 is not below the" in ended.err
     run = (workplace / "runs" / "latest").resolve()
     assert run.name.startswith("guess_number-dpo-")
     assert "measure it: agentrl eval --model" in ended.err
