@@ -7,14 +7,7 @@ from agentrl.config import Config, config_from, dump_config, load_config, number
 from agentrl.config.derived import per_environment_configs
 from agentrl.config.keys import OTHER_NAMES, WHOLE_KEYS, all_keys, key_words, models_of, own_fields
 from agentrl.config.load import names_environment
-from agentrl.config.overrides import (
-    parse_override,
-    prompts_words,
-    task_words,
-    text_override,
-    warn_ignored,
-    warn_repeated,
-)
+from agentrl.config.overrides import parse_override, prompts_words, task_words, text_override, warn_repeated
 from agentrl.config.reference import config_reference
 from agentrl.env.lookup import parse_env_name
 from agentrl.errors import ConfigError, UsageError
@@ -78,27 +71,6 @@ def test_a_key_with_two_values_is_told_with_the_one_that_counts(words, key, capl
 )
 def test_keys_with_one_value_are_not_told(words, caplog):
     warn_repeated(words)
-    assert caplog.messages == []
-
-
-@pytest.mark.parametrize(
-    ("reads", "word", "warning"),
-    [
-        ("sft", "trainer.learning_rate=1e-4", "only agentrl train reads it: set sft.learning_rate"),
-        ("sft", "trainer={steps: 9}", "only agentrl train reads it: set sft.epochs"),
-        ("preferences", "trainer.epochs=3", "only agentrl train reads it: set preferences.epochs"),
-        ("preferences", "sft.warmup_steps=3", "only agentrl sft reads it: set preferences.warmup_steps"),
-        ("trainer", "sft.epochs=3", "only agentrl sft reads it: set trainer.steps"),
-        ("trainer", "sft.episodes=3", "only agentrl sft reads it: remove it"),
-        ("trainer", "preferences.schedule=constant", "only agentrl dpo or agentrl reward-model reads it: set trainer."),
-    ],
-)
-def test_a_setting_of_another_command_is_told_with_the_one_to_set(reads, word, warning, caplog):
-    warn_ignored([word, "trainer.optimizer=muon", "trainer.max_grad_norm=2", "run.seed=1"], reads=reads)
-    assert len(caplog.messages) == 1
-    assert " is ignored, because " + warning in caplog.messages[0]
-    caplog.clear()
-    warn_ignored([word], reads=word.partition(".")[0].partition("=")[0])
     assert caplog.messages == []
 
 
@@ -618,3 +590,10 @@ def test_a_number_of_tasks_is_not_a_file() -> None:
     with pytest.raises(UsageError, match=r"--tasks is a file of tasks here: got 2, .*trainer.tasks_per_step=2"):
         task_words("2", has_environment=True)
     assert task_words("tasks.jsonl", has_environment=True) == ['environment.tasks="tasks.jsonl"']
+
+
+@pytest.mark.parametrize("seed", [2**63, -(2**63) - 1, 10**30])
+def test_a_seed_that_no_generator_takes_is_an_error(seed):
+    with pytest.raises(ConfigError, match=r"run.seed: got -?\d+, expected"):
+        load_config(None, [f"run.seed={seed}"])
+    assert load_config(None, ["environment=a", f"run.seed={2**63 - 1}"]).run.seed == 2**63 - 1
