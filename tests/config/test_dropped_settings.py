@@ -4,6 +4,7 @@ import pytest
 
 from agentrl.config import dump_config, load_config
 from agentrl.config.overrides import warn_ignored
+from agentrl.errors import ConfigError
 
 
 def test_another_engine_drops_the_settings_of_the_old_one():
@@ -81,3 +82,17 @@ def test_a_setting_of_another_command_is_told_with_the_one_to_set(reads, word, w
     caplog.clear()
     warn_ignored([word], reads=word.partition(".")[0].partition("=")[0])
     assert caplog.messages == []
+
+
+@pytest.mark.parametrize(
+    ("words", "origin"),
+    [
+        (["trainer.min_lr_ratio=0.5", "trainer.steps=7"], "override 'trainer.min_lr_ratio=0.5': trainer.min_lr_ratio"),
+        (["trainer={min_lr_ratio: 0.5}", "trainer.steps=7"], "override 'trainer={min_lr_ratio: 0.5}': trainer.min_lr"),
+        (["trainer.max_kl=1", "trainer.epochs=1"], "override 'trainer.max_kl=1': trainer.max_kl is ignored"),
+    ],
+)
+def test_the_override_of_an_ignored_key_is_named_and_not_the_last_one(words, origin):
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, ["environment=a", *words])
+    assert str(caught.value).startswith(origin)
