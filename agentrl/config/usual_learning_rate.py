@@ -131,7 +131,13 @@ def _warmup_warnings(config: Config) -> list[str]:
     trainer = config.trainer
     if trainer.mini_batch_rows is not None:
         return []
-    return warmup_warnings("trainer", trainer, updates=trainer.steps * trainer.epochs * trainer.mini_batches)
+    updates = trainer.steps * trainer.epochs * trainer.mini_batches
+    sections = {
+        f"adapters.{name}": adapter_config(config, name).trainer
+        for name, section in config.named_adapters.items()
+        if section.trained and section.warmup_steps is not None
+    } or {"trainer": trainer}
+    return [text for name, own in sections.items() for text in warmup_warnings(name, own, updates=updates)]
 
 
 def warmup_warnings(
