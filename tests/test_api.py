@@ -354,6 +354,19 @@ def test_prompts_and_a_function_are_enough(tmp_path):
         agentrl.train(env="guess_number", tasks="none.jsonl", model="scratch")
 
 
+def test_a_warm_start_on_conversations_needs_no_environment(tmp_path):
+    model = agentrl.train(env="guess_number", model="scratch", steps=1, overrides=SMALL, progress=False).checkpoint
+    chat = [{"role": "user", "content": "Guess."}, {"role": "assistant", "content": "I say 50."}]
+    file = tmp_path / "chats.jsonl"
+    file.write_text(json.dumps({"messages": chat}) + "\n")
+    run = agentrl.sft(data=file, model=str(model), overrides={"sft.epochs": 2}, progress=False)
+    assert pathlib.Path(run.checkpoint).is_dir()
+    assert len((run.folder / "metrics.jsonl").read_text().splitlines()) == 2
+    file.write_text(json.dumps({"messages": chat[:1]}) + "\n")
+    with pytest.raises(UsageError, match="line 1 has nothing to learn"):
+        agentrl.sft(data=file, model=str(model), progress=False)
+
+
 def test_rows_in_memory_are_no_file_of_tasks():
     with pytest.raises(UsageError, match="tasks is not a file: got list") as caught:
         agentrl.train(tasks=[{"prompt": "a"}], reward=lambda trajectory, task: 0.0, model="scratch")

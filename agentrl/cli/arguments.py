@@ -12,7 +12,7 @@ import typer
 
 from agentrl.config import Config, load_config
 from agentrl.config.keys import all_keys
-from agentrl.config.overrides import parse_value, text_override, warn_repeated
+from agentrl.config.overrides import parse_value, text_override, warn_ignored, warn_repeated
 from agentrl.errors import UsageError
 
 Words: TypeAlias = Annotated[
@@ -64,8 +64,13 @@ def config_words(words: Sequence[str]) -> ConfigWords:
     return ConfigWords(source=source, overrides=[word for word in words if "=" in word])
 
 
-def read_config(words: Sequence[str] | None, *, shortcuts: Sequence[str] = ()) -> Config:
+def read_config(words: Sequence[str] | None, *, shortcuts: Sequence[str] = (), reads: str | None = None) -> Config:
     """Read the config that the arguments name, with overrides from options (`shortcuts`).
+
+    Args:
+        words: Configs and overrides.
+        shortcuts: Overrides from options.
+        reads: As in `warn_ignored`; no such warnings if not set.
 
     Raises:
         UsageError: no arguments and no options.
@@ -80,6 +85,8 @@ def read_config(words: Sequence[str] | None, *, shortcuts: Sequence[str] = ()) -
         )
     overrides = [*shortcuts, *given.overrides]
     warn_repeated(overrides)
+    if reads is not None:
+        warn_ignored(given.overrides, reads=reads)
     return load_config(given.source, overrides)
 
 

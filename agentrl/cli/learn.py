@@ -26,7 +26,7 @@ from agentrl.cli.reports import print_dry_run
 from agentrl.config import Config, dump_config, load_config, shipped_configs
 from agentrl.config.algorithm import PreferencesConfig
 from agentrl.config.estimate import warm_start_rows
-from agentrl.config.overrides import warn_repeated
+from agentrl.config.overrides import warn_ignored, warn_repeated
 from agentrl.errors import UsageError
 from agentrl.observe.console import note, out, shown_path
 from agentrl.observe.terminal import watching
@@ -75,7 +75,7 @@ def sft(
         return
     check_show_config(show_config=show_config, dry_run=dry_run)
     shortcuts = [*shortcut("environment", env), *shortcut("model", model), *shortcut("sft.data", data)]
-    config = read_config(words, shortcuts=shortcuts)
+    config = read_config(words, shortcuts=shortcuts, reads="sft")
     check_warm_start(config)
     if dry_run:
         print_dry_run(config, warm_start_rows(config), check=check_sft_start, with_config=show_config)
@@ -163,6 +163,7 @@ def _pairs_config(words: list[str] | None, sources: list[Path], model: str | Non
     """Read the config of a command that trains on pairs; by default, that of the first source's run."""
     given = config_words(words or [])
     warn_repeated([*shortcut("model", model), *given.overrides])
+    warn_ignored(given.overrides, reads="preferences")
     if not words and not sources:
         raise UsageError("no episodes to train on", expected="--from RUN, such as --from runs/latest")
     named = [f"preferences.sources={[str(source.resolve()) for source in sources]}"] if sources else []

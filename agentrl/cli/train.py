@@ -124,7 +124,7 @@ def train(
             else:
                 _finish(run)
         return
-    config = read_config(words, shortcuts=shortcuts)
+    config = read_config(words, shortcuts=shortcuts, reads="trainer")
     check_training(config)
     if dry_run:
         _print_dry_run(config, gpus=gpus, step_s=step_seconds, with_config=show_config)

@@ -43,7 +43,7 @@ class RunConfig(Section):
     """Name of the run's folder; built from the config's name and the time if not set."""
     directory: Annotated[str, user_path("run.directory")] = "runs"
     """Folder that holds the run folders."""
-    seed: int = 0
+    seed: int = Field(0, ge=-(2**63), lt=2**63)
     """Seed of task order, sampling and initialization."""
     price_per_hour: float | None = Field(None, gt=0, allow_inf_nan=False)
     """Price of an hour of all machines of the run, in any currency, for the metrics ``time/cost/…``."""

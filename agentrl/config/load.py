@@ -64,6 +64,7 @@ _SIZE = "size"
 _SMALL, _WHOLE = "small", "recipe"
 _LOCAL = "local"
 """Type of an engine section without a type."""
+_NAMED_KEY = re.compile(r"[a-z_]+(?:\.\w+)+")
 _PATH_STARTS = ("./", "../", "/", "~/")
 """First characters of a source that names a file and never a shipped config."""
 ConfigSource: TypeAlias = str | Path | Sequence[str | Path] | None
@@ -105,9 +106,11 @@ def _join_alternatives(errors: Sequence[ErrorDetails]) -> list[ErrorDetails]:
 
 def _problem(details: ErrorDetails, origin: Callable[[KeyPath], str]) -> str:
     path = _key_path(details["loc"])
-    location = origin(path)
-    prefix = f"{location}: " if location else ""
-    return prefix + _explain(details, path)
+    text = _explain(details, path)
+    named = _NAMED_KEY.match(text)  # a section's error names the key that is wrong
+    key = tuple(named[0].split(".")) if named else path
+    location = (origin(key) if key[: len(path)] == path else "") or origin(path)
+    return f"{location}: {text}" if location else text
 
 
 def _explain(details: ErrorDetails, path: KeyPath) -> str:

@@ -42,6 +42,13 @@ PROMPTS = "prompts"
 """Environment whose tasks are the prompts of a file."""
 _DROPPED = object()
 """Value of a key that a later override removes with its section."""
+_READERS: Mapping[str, str] = {
+    "trainer": "agentrl train",
+    "sft": "agentrl sft",
+    "preferences": "agentrl dpo or agentrl reward-model",
+}
+"""Commands by the section from which they read their learning rate, its schedule, and their length."""
+_SCHEDULE = ("learning_rate", "warmup_steps", "schedule", "epochs", "steps")
 LOOP_OF_PROMPTS = "agent.loop=single_turn"
 """Override of the loop for this environment."""
 
@@ -227,6 +234,26 @@ def warn_repeated(texts: Sequence[str]) -> None:
             if new.get(old, previous if merges else _DROPPED) != previous:
                 _log.warning("%s is given twice: %s, and then %s, which counts", ".".join(old), before, text)
         given |= {key: (text, value) for key, value in new.items()}
+
+
+def warn_ignored(texts: Sequence[str], *, reads: str) -> None:
+    """Log a warning for each override of a learning rate, its schedule or a length that only other commands read.
+
+    Args:
+        texts: Overrides ``key=value``.
+        reads: Section from which this command reads them: ``trainer``, ``sft`` or ``preferences``.
+
+    Raises:
+        ConfigError: as `parse_override`.
+    """
+    overrides = [parse_override(text) for text in texts]
+    for path, _ in (leaf for override in overrides for leaf in _leaves(override.path, override.value)):
+        section, name = path[0], ".".join(path[1:])
+        if section == reads or section not in _READERS or (section == "trainer" and name not in _SCHEDULE):
+            continue
+        length = "steps" if reads == "trainer" else "epochs"
+        instead = f"set {reads}.{length if name in ('steps', 'epochs') else name}" if name in _SCHEDULE else "remove it"
+        _log.warning("%s is ignored, because only %s reads it: %s", ".".join(path), _READERS[section], instead)
 
 
 def _is_replaced(old: KeyPath, path: KeyPath, new: Mapping[KeyPath, Any], *, merges: bool) -> bool:

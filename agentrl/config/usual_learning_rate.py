@@ -13,10 +13,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from agentrl.config.config import Config
+from agentrl.config.algorithm import PreferencesConfig
+from agentrl.config.config import Config, TrainerConfig
 from agentrl.config.derived import adapter_config
 from agentrl.config.estimate import EstimateRow
 from agentrl.config.model_size import model_size
+from agentrl.config.trainer import SFTConfig
 
 LARGE, USUAL = 5e8, 1e-6
 SMALL, USUAL_SMALL = 5e5, 5e-4
@@ -127,13 +129,27 @@ def rate_warnings(config: Config) -> list[str]:
 def _warmup_warnings(config: Config) -> list[str]:
     """Warn of a warm-up that the run does not finish; the number of updates is unknown with rows per mini-batch."""
     trainer = config.trainer
+    if trainer.mini_batch_rows is not None:
+        return []
     updates = trainer.steps * trainer.epochs * trainer.mini_batches
-    if trainer.warmup_steps < updates or not trainer.learning_rate or trainer.mini_batch_rows is not None:
+    sections = {
+        f"adapters.{name}": adapter_config(config, name).trainer
+        for name, section in config.named_adapters.items()
+        if section.trained and section.warmup_steps is not None
+    } or {"trainer": trainer}
+    return [text for name, own in sections.items() for text in warmup_warnings(name, own, updates=updates)]
+
+
+def warmup_warnings(
+    section: str, settings: TrainerConfig | SFTConfig | PreferencesConfig, *, updates: int
+) -> list[str]:
+    """Warn of a warm-up that does not end within the run's number of updates."""
+    if settings.warmup_steps < updates or not settings.learning_rate:
         return []
     return [
-        f"trainer.warmup_steps {trainer.warmup_steps:,} is not below the {updates:,} optimizer steps of the run, so "
-        f"that the learning rate rises to the end and is never more than {updates / trainer.warmup_steps:.0%} of "
-        f"trainer.learning_rate {trainer.learning_rate:g}: lower trainer.warmup_steps"
+        f"{section}.warmup_steps {settings.warmup_steps:,} is not below the {updates:,} optimizer steps of the run, so "
+        f"that the learning rate rises to the end and is never more than {updates / settings.warmup_steps:.0%} of "
+        f"{section}.learning_rate {settings.learning_rate:g}: lower {section}.warmup_steps"
     ]
 
 

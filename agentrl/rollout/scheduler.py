@@ -404,7 +404,7 @@ class GroupScheduler:
             counters.groups_filtered += 1
             counters.discarded_engine_s += group.engine_s
             self.record_end(group, GroupEnd.FILTERED)
-            self._note_filtered()
+            self._note_filtered(group)
         else:
             self._failed_in_a_row = self._filtered_in_a_row = 0
             if self._is_fresh(group):
@@ -453,14 +453,17 @@ class GroupScheduler:
         )
         self._failure.subject = one.subject
 
-    def _note_filtered(self) -> None:
+    def _note_filtered(self, group: Group) -> None:
         self._failed_in_a_row = 0
         self._filtered_in_a_row += 1
         if self._filtered_in_a_row >= MAX_WASTED_BATCHES * self.batch:
+            rewards = [trajectory.reward or 0.0 for trajectory in group.trainable]
             self._failure = TrainingError(
                 f"{self._filtered_in_a_row} groups in a row were not worth training on",
-                expected="groups whose episodes the advantage estimator can distinguish, by rewards before shaping",
-                hint="use easier tasks, warm-start the policy (agentrl sft), or set algorithm.dynamic_sampling=false",
+                got=f"rewards from {min(rewards):g} to {max(rewards):g} in the latest of them",
+                expected="groups whose episodes the advantage estimator can distinguish, by rewards before shaping "
+                "(algorithm.dynamic_sampling), and whose share of solved episodes algorithm.selection accepts, if set",
+                hint="use tasks of another difficulty, warm-start the policy (agentrl sft), or change these keys",
             )
 
     def _drop_stale(self) -> None:

@@ -23,7 +23,7 @@ from agentrl.builders.checks import check_training
 from agentrl.config import Config, load_config
 from agentrl.config.derived import per_environment_configs
 from agentrl.config.estimate import evaluation_size, run_size
-from agentrl.config.overrides import task_words, text_override, warn_repeated
+from agentrl.config.overrides import task_words, text_override, warn_ignored, warn_repeated
 from agentrl.env import AnyEnv, EnvironmentSpec, Isolation
 from agentrl.errors import ConfigError, UsageError, is_bool, shorten
 from agentrl.errors.foreign import DaemonThreads
@@ -42,7 +42,7 @@ from agentrl.reward import Scorer
 from agentrl.rollout.task_source import limited_by_tasks
 from agentrl.rollout.waits import RolloutCounters
 from agentrl.runs.rl import train as train_run
-from agentrl.runs.sft import check_warm_start, warm_start
+from agentrl.runs.sft import check_sft_start, check_warm_start, warm_start
 from agentrl.runs.start import RunResult, resume_run, start_run
 from agentrl.runs.start_record import start_folder
 from agentrl.runs.stop import AFTER_TWO_REQUESTS, StopRequest, run_until_stopped
@@ -127,6 +127,7 @@ def train(
 
     def work() -> RunResult:
         warn_repeated(words)
+        warn_ignored(words, reads="trainer")
         resolved = load_config(config, words)
         check_training(resolved)
         check_machine(resolved)
@@ -257,10 +258,11 @@ def sft(
 
     def work() -> RunResult:
         warn_repeated(words)
+        warn_ignored(words, reads="sft")
         resolved = load_config(config, words)
         check_warm_start(resolved)
         _check_session(resolved)
-        run = start_run(resolved, kind="sft")
+        run = start_run(resolved, kind="sft", check=check_sft_start)
         with _watcher(progress, watcher) as display:
             return warm_start(run, watcher=display, interruption=interruption)
 

@@ -14,6 +14,9 @@ from pathlib import Path
 from typing import ClassVar, TypeAlias
 
 from agentrl.builders.models import prepare_model
+from agentrl.config.algorithm import PreferencesConfig
+from agentrl.config.trainer import SFTConfig
+from agentrl.config.usual_learning_rate import warmup_warnings
 from agentrl.observe.checkpoints import Checkpoint, Checkpoints
 from agentrl.observe.metrics import TIMING_PREFIX
 from agentrl.observe.model_folder import MODEL
@@ -49,6 +52,8 @@ class LearningRun(abc.ABC):
 
     name: ClassVar[str]
     """Prefix of the metrics."""
+    section: ClassVar[str]
+    """Config section of `settings`."""
     phase: ClassVar[Phase]
     """Phase of the updates."""
 
@@ -58,6 +63,11 @@ class LearningRun(abc.ABC):
         self.interruption = interruption or StopRequest()
         self._watcher = watcher or RunWatcher()
         self._log = UpdateLog(run, self.status, self._watcher)
+
+    @property
+    @abc.abstractmethod
+    def settings(self) -> SFTConfig | PreferencesConfig:
+        """The section with the learning rate and its schedule."""
 
     @abc.abstractmethod
     async def prepare(self) -> Callable[[Ranks], Learner]:
@@ -120,6 +130,9 @@ class LearningRun(abc.ABC):
 
     def _record(self, progress: LearningProgress) -> None:
         self.interruption.raise_if_made()
+        if progress.update == 1:
+            for warning in warmup_warnings(self.section, self.settings, updates=progress.updates):
+                self.say(warning)
         skipped = bool(progress.non_finite)
         metrics = {
             f"{self.name}/loss": progress.loss,

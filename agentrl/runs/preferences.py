@@ -30,7 +30,7 @@ from agentrl.training.stored_episodes import check_pair_tokens, check_sources, f
 class PairsRun(LearningRun):
     """A run that learns from pairs."""
 
-    phase = Phase.PAIRS
+    section, phase = "preferences", Phase.PAIRS
 
     @property
     def settings(self) -> PreferencesConfig:
@@ -54,7 +54,8 @@ class PreferenceRun(PairsRun):
             ConfigError: the episodes belong to a model with other tokens.
         """
         path = await self.find_model()
-        pairs = load_pairs(self.settings, path, build_renderer(self.config, path, load_tokenizer(path)))
+        renderer = build_renderer(self.config, path, load_tokenizer(path))
+        pairs = load_pairs(self.settings, path, renderer, max_tokens=self.config.agent.max_tokens, say=self.say)
         self._say_count(pairs)
         return partial(self._load, path, pairs)
 

@@ -20,6 +20,7 @@ from agentrl.builders.group_extras import check_experts
 from agentrl.builders.models import build_renderer, start_renderer
 from agentrl.builders.trainers import LearnerParts, build_learner, build_on_ranks
 from agentrl.config.config import SCRATCH, Config
+from agentrl.config.trainer import SFTConfig
 from agentrl.errors import ConfigError, UsageError
 from agentrl.evaluation.periodic import success_now
 from agentrl.models.load import load_model
@@ -123,12 +124,17 @@ def _select_trainable(played: Mapping[int, Trajectory]) -> dict[int, Trajectory]
 class WarmStart(LearningRun):
     """A run of supervised fine-tuning."""
 
-    name, phase = "sft", Phase.WARM_START
+    name, section, phase = "sft", "sft", Phase.WARM_START
 
     def __init__(self, run: Run, *, watcher: RunWatcher | None = None, interruption: StopRequest | None = None) -> None:
         super().__init__(run, watcher=watcher, interruption=interruption)
         self._success: float | None = None
         """Latest measured success rate."""
+
+    @property
+    def settings(self) -> SFTConfig:
+        """The ``sft`` section."""
+        return self.config.sft
 
     async def prepare(self) -> Callable[[Ranks], Learner]:
         """Find or make the model, and play demonstrations or read the file.
@@ -138,8 +144,8 @@ class WarmStart(LearningRun):
         """
         path = await self.find_model()
         renderer = build_renderer(self.config, path, load_tokenizer(path))
-        if self.config.sft.data is not None:
-            return partial(self._load, path, renderer, self._read(self.config.sft.data, renderer))
+        if self.settings.data is not None:
+            return partial(self._load, path, renderer, self._read(self.settings.data, renderer))
         check_rendering(self.config, renderer, say=self.say)
         self.enter(Phase.DEMONSTRATE)
         with TrajectoryStore(self.folder.trajectories, step=0) as store:
@@ -174,7 +180,7 @@ class WarmStart(LearningRun):
 
     def _reached_stop_at(self, parts: LearnerParts, path: str, renderer: Renderer, progress: LearningProgress) -> bool:
         """Measure success if due; return True if it has reached ``sft.stop_at``."""
-        settings = self.config.sft
+        settings = self.settings
         if settings.stop_at is None or progress.update <= settings.warmup_steps:
             return False
         if progress.update % settings.check_every:
@@ -199,7 +205,7 @@ class WarmStart(LearningRun):
 
     def _say_if_short(self) -> None:
         """Report that ``sft.stop_at`` was not reached."""
-        settings = self.config.sft
+        settings = self.settings
         if settings.stop_at is not None and (self._success is None or self._success < settings.stop_at):
             got = "not measured" if self._success is None else f"got {self._success:.1%}"
             self.say(

@@ -8,7 +8,7 @@ conversations are whole.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -43,30 +43,73 @@ def check_sources(settings: PreferencesConfig) -> list[Path]:
     return [find_store(Path(source)) for source in settings.sources]
 
 
-def load_pairs(settings: PreferencesConfig, model_path: str, renderer: Renderer) -> list[Pair]:
+def load_pairs(
+    settings: PreferencesConfig,
+    model_path: str,
+    renderer: Renderer,
+    *,
+    max_tokens: int,
+    say: Callable[[str], None] = lambda _: None,
+) -> list[Pair]:
     """Load the pairs of a config's sources, for a model and its renderer: stored episodes, and files of pairs.
+
+    Args:
+        settings: The ``preferences`` section.
+        model_path: Model that learns.
+        renderer: Its renderer.
+        max_tokens: Maximum tokens of a conversation of a file; longer ones are left out.
+        say: Receives the numbers of pairs that are left out.
 
     Raises:
         ConfigError: a source's episodes were sampled with another tokenizer.
         TemplateError: the chat template cannot render the conversations of a file.
-        UsageError: a source does not exist, or the sources contain no pair.
+        UsageError: a source does not exist, or the sources contain no pair to learn from.
     """
     check_pair_tokens(settings, model_path)
     files = [store for store in check_sources(settings) if is_preference_file(store)]
     pairs = [pair for file in files for pair in read_preference_pairs(file, renderer)]
+    if pairs:
+        pairs = _without_useless(pairs, max_tokens=max_tokens, say=say)
     has_stores = len(files) < len(settings.sources)
-    return [*pairs, *(find_pairs(settings) if has_stores or not pairs else ())]
+    return [*pairs, *(find_pairs(settings) if has_stores or not files else ())]
+
+
+def _without_useless(pairs: Sequence[Pair], *, max_tokens: int, say: Callable[[str], None]) -> list[Pair]:
+    """Leave out pairs of files that are too long or whose sides are equal; raise `UsageError` if none is left."""
+    fitting = [pair for pair in pairs if _longest(pair) <= max_tokens]
+    useful = [pair for pair in fitting if not _are_equal(pair)]
+    left_out = {
+        f"longer than agent.max_tokens ({max_tokens:,})": len(pairs) - len(fitting),
+        "whose two sides are equal": len(fitting) - len(useful),
+    }
+    counts = [f"{number} pairs {reason}" for reason, number in left_out.items() if number]
+    if not useful:
+        raise UsageError("no pair can be learned from", got=", ".join(counts), expected="shorter pairs that differ")
+    for count in counts:
+        say(f"left out: {count}")
+    return useful
+
+
+def _longest(pair: Pair) -> int:
+    return max(map(len, [*pair.better.sequences, *pair.worse.sequences]))
+
+
+def _are_equal(pair: Pair) -> bool:
+    better, worse = ([list(sequence.token_ids) for sequence in side.sequences] for side in (pair.better, pair.worse))
+    return better == worse
 
 
 def check_pair_tokens(settings: PreferencesConfig, model_path: str) -> None:
-    """Check that the sources' episodes were sampled with the model's tokenizer.
+    """Check that the sources' episodes were sampled with the model's tokenizer, and that files contain pairs.
 
     Raises:
         ConfigError: a source's episodes were sampled with another tokenizer.
-        UsageError: a source does not exist.
+        UsageError: a source does not exist, or a row of a file is not a pair.
     """
     for store in check_sources(settings):
-        if not is_preference_file(store):
+        if is_preference_file(store):
+            _read_preference_chats(store)
+        else:
             check_store_tokens(store, model_path)
 
 
@@ -188,20 +231,20 @@ def first_run(sources: Sequence[Path]) -> RunDirectory:
             "without a config, the first source must be in a run's folder",
             got=str(sources[0]),
             expected="the trajectories of a run, or a config",
-            hint="agentrl dpo CONFIG --model MODEL --from FILE",
+            hint="for example: agentrl dpo CONFIG --model MODEL --from FILE",
         )
     return run
 
 
 def is_preference_file(file: Path) -> bool:
-    """Return True if the first row of a file is a pair of conversations."""
+    """Return True if the first row of a file has a column of a pair of conversations."""
     if not file.is_file():
         return False
     try:
         first = next(iter(read_rows(file, "pairs")), None)
     except UsageError:
         return False
-    return first is not None and all(first.values.get(side) for side in SIDES)
+    return first is not None and any(side in first.values for side in SIDES)
 
 
 def read_preference_pairs(file: Path, renderer: Renderer) -> list[Pair]:
@@ -211,11 +254,15 @@ def read_preference_pairs(file: Path, renderer: Renderer) -> list[Pair]:
         UsageError: a row is not a pair of conversations; names the line.
         TemplateError: the model's chat template cannot render them turn by turn.
     """
-    chats = [tuple(_side(row, side) for side in SIDES) for row in read_rows(file, "pairs")]
+    chats = _read_preference_chats(file)
     check_chats([chat for pair in chats for chat in pair], renderer)
     return [
         Pair(better=to_trajectory(better, renderer), worse=to_trajectory(worse, renderer)) for better, worse in chats
     ]
+
+
+def _read_preference_chats(file: Path) -> list[tuple[Chat, ...]]:
+    return [tuple(_side(row, side) for side in SIDES) for row in read_rows(file, "pairs")]
 
 
 def _side(row: Row, side: str) -> Chat:

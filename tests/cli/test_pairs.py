@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -36,8 +37,10 @@ def played(trained_run: Path, workplace: Path) -> Path:
 
 
 def test_a_policy_learns_from_the_pairs_of_a_run(agentrl: Cli, played: Path, workplace: Path) -> None:
-    ended = agentrl("dpo", "--from", str(played), *QUICK, f"run.directory={workplace / 'runs'}")
+    words = (*QUICK, f"run.directory={workplace / 'runs'}", "preferences.warmup_steps=999")
+    ended = agentrl("dpo", "--from", str(played), *words)
     assert ended.code == 0, ended.err
+    assert "preferences.warmup_steps 999 is not below the" in ended.err
     run = (workplace / "runs" / "latest").resolve()
     assert run.name.startswith("guess_number-dpo-")
     assert "measure it: agentrl eval --model" in ended.err
@@ -102,3 +105,34 @@ def test_what_cannot_work_is_said_before_a_folder_is_made(
     assert ended.code == 2, ended.err
     assert message in " ".join(ended.err.split())
     assert not (workplace / "runs").exists()
+
+
+def _pair(question: str, better: str | None, worse: str) -> dict[str, Any]:
+    sides = {"chosen": better, "rejected": worse}
+    answers = {side: text and [{"role": "assistant", "content": text}] for side, text in sides.items()}
+    return {"prompt": [{"role": "user", "content": question}], **answers}
+
+
+def test_pairs_of_a_file_that_are_too_long_or_equal_are_left_out(
+    agentrl: Cli, trained_run: Path, workplace: Path
+) -> None:
+    file = workplace / "pairs.jsonl"
+    long, equal = _pair("word " * 900, "I say 5.", "No."), _pair("Guess.", "I say 5.", "I say 5.")
+    words = ("dpo", "quickstart", "model.scratch=null", "--model", str(trained_run), "--from", str(file))
+    words = (*words, "agent.max_tokens=300", "trackers=[]", f"run.directory={workplace / 'runs'}")
+    for rows, message in (
+        ([_pair("Guess.", None, "No."), _pair("Guess.", "I say 5.", "No.")], "line 1 is not a pair of conversations"),
+        ([long, equal], "got 1 pairs longer than agent.max_tokens (300), 1 pairs whose two sides are equal"),
+    ):
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        ended = agentrl(*words)
+        assert (ended.code, message in " ".join(ended.err.split())) == (2, True), ended.err
+    rows = [long, equal, *(_pair(f"Guess {number}.", f"I say {number}.", "No.") for number in range(4))]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    ended = agentrl(*words, "preferences.learning_rate=1e-2", "preferences.pairs_per_update=2")
+    assert ended.code == 0, ended.err
+    assert "left out: 1 pairs whose two sides are equal" in ended.err
+    assert "4 pairs from" in ended.err
+    metrics = read_metrics(workplace / "runs" / "latest" / "metrics.jsonl")
+    assert len(metrics) == 2
+    assert metrics[1]["preferences/loss"] < metrics[0]["preferences/loss"]

@@ -40,15 +40,21 @@ def test_a_warm_start_leaves_a_model_that_can_be_evaluated(agentrl: Cli, workpla
 
 
 @pytest.mark.slow
-def test_a_file_of_conversations_is_learnt_with_adapters(agentrl: Cli, trained_run: Path, workplace: Path) -> None:
+def test_a_file_of_conversations_is_learnt_with_adapters(
+    agentrl: Cli, trained_run: Path, workplace: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     chat = {"messages": [{"role": "user", "content": "Guess."}, {"role": "assistant", "content": "I say 50."}]}
     (workplace / "chats.jsonl").write_text("\n".join([json.dumps(chat)] * 6))
     words = ("sft", "--data", "chats.jsonl", "--model", str(trained_run), "model.lora={rank: 4, dropout: 0.1}")
-    told = agentrl(*words, "--dry-run")
+    told = agentrl(*words, "trainer.learning_rate=1e-2", "--dry-run")
     assert told.code == 0, told.err
     assert "chats.jsonl" in told.out
-    ended = agentrl(*words, "sft={tokens_per_update: 60, learning_rate: 1e-2, epochs: 8}", "trackers=[]")
+    assert "trainer.learning_rate is ignored, because only agentrl train reads it: set sft.learning_rate" in caplog.text
+    ended = agentrl(
+        *words, "sft={tokens_per_update: 60, learning_rate: 1e-2, epochs: 8, warmup_steps: 99}", "trackers=[]"
+    )
     assert ended.code == 0, ended.err
+    assert re.search(r"sft.warmup_steps 99 is not below the \d+ optimizer steps of the run", ended.err)
     losses = [json.loads(line)["sft/loss"] for line in Path("runs/latest/metrics.jsonl").read_text().splitlines()]
     assert losses[-1] < losses[0]
     evaluated = agentrl("eval", "--model", "runs/latest", "--env", "guess_number", "--tasks", "1")

@@ -1,8 +1,10 @@
-"""Overrides that name another environment, engine or model drop the settings of the old one, and say so."""
+"""Settings without effect are reported: of a replaced environment, engine or model, or of another command."""
 
 import pytest
 
 from agentrl.config import dump_config, load_config
+from agentrl.config.overrides import warn_ignored
+from agentrl.errors import ConfigError
 
 
 def test_another_engine_drops_the_settings_of_the_old_one():
@@ -59,3 +61,38 @@ def test_only_the_override_that_names_another_engine_is_told(caplog):
 def test_another_model_drops_the_scratch_sizes_and_keeps_the_rest():
     model = load_config("quickstart", ["model.dtype=bfloat16", "model.path=runs/latest"]).model
     assert (model.path, model.scratch, model.dtype) == ("runs/latest", None, "bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("reads", "word", "warning"),
+    [
+        ("sft", "trainer.learning_rate=1e-4", "only agentrl train reads it: set sft.learning_rate"),
+        ("sft", "trainer={steps: 9}", "only agentrl train reads it: set sft.epochs"),
+        ("preferences", "trainer.epochs=3", "only agentrl train reads it: set preferences.epochs"),
+        ("preferences", "sft.warmup_steps=3", "only agentrl sft reads it: set preferences.warmup_steps"),
+        ("trainer", "sft.epochs=3", "only agentrl sft reads it: set trainer.steps"),
+        ("trainer", "sft.episodes=3", "only agentrl sft reads it: remove it"),
+        ("trainer", "preferences.schedule=constant", "only agentrl dpo or agentrl reward-model reads it: set trainer."),
+    ],
+)
+def test_a_setting_of_another_command_is_told_with_the_one_to_set(reads, word, warning, caplog):
+    warn_ignored([word, "trainer.optimizer=muon", "trainer.max_grad_norm=2", "run.seed=1"], reads=reads)
+    assert len(caplog.messages) == 1
+    assert " is ignored, because " + warning in caplog.messages[0]
+    caplog.clear()
+    warn_ignored([word], reads=word.partition(".")[0].partition("=")[0])
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize(
+    ("words", "origin"),
+    [
+        (["trainer.min_lr_ratio=0.5", "trainer.steps=7"], "override 'trainer.min_lr_ratio=0.5': trainer.min_lr_ratio"),
+        (["trainer={min_lr_ratio: 0.5}", "trainer.steps=7"], "override 'trainer={min_lr_ratio: 0.5}': trainer.min_lr"),
+        (["trainer.max_kl=1", "trainer.epochs=1"], "override 'trainer.max_kl=1': trainer.max_kl is ignored"),
+    ],
+)
+def test_the_override_of_an_ignored_key_is_named_and_not_the_last_one(words, origin):
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, ["environment=a", *words])
+    assert str(caught.value).startswith(origin)

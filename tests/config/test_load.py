@@ -590,3 +590,10 @@ def test_a_number_of_tasks_is_not_a_file() -> None:
     with pytest.raises(UsageError, match=r"--tasks is a file of tasks here: got 2, .*trainer.tasks_per_step=2"):
         task_words("2", has_environment=True)
     assert task_words("tasks.jsonl", has_environment=True) == ['environment.tasks="tasks.jsonl"']
+
+
+@pytest.mark.parametrize("seed", [2**63, -(2**63) - 1, 10**30])
+def test_a_seed_that_no_generator_takes_is_an_error(seed):
+    with pytest.raises(ConfigError, match=r"run.seed: got -?\d+, expected"):
+        load_config(None, [f"run.seed={seed}"])
+    assert load_config(None, ["environment=a", f"run.seed={2**63 - 1}"]).run.seed == 2**63 - 1

@@ -110,3 +110,6 @@ def test_a_warm_up_that_the_run_does_not_finish_is_named(half_billion):
     assert "never more than 50% of trainer.learning_rate 1e-06" in warning
     assert rate_warnings(config_of(half_billion, *words, "trainer.warmup_steps=19")) == []
     assert rate_warnings(config_of(half_billion, *words)) == []
+    roles = ["model.lora={rank: 8}", "adapters={planner: {learning_rate: 1e-5, warmup_steps: 30}, worker: {}}"]
+    (warning,) = rate_warnings(config_of(half_billion, "trainer.learning_rate=1e-5", *words[1:], *roles))
+    assert "adapters.planner.warmup_steps 30 is not below the 20 optimizer steps" in warning

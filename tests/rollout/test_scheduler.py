@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+import re
 from collections import Counter
 
 import pytest
@@ -155,8 +156,10 @@ async def test_nothing_but_failures_stops_the_run(make, batch, failures):
 @pytest.mark.parametrize("batch", [1, 3])
 async def test_nothing_but_equal_returns_stops_the_run(make, batch):
     scheduler = make(batch=batch, keep=lambda group: False)
-    with pytest.raises(TrainingError, match=f"{batch * MAX_WASTED_BATCHES} groups in a row were not worth"):
+    with pytest.raises(TrainingError, match=f"{batch * MAX_WASTED_BATCHES} groups in a row were not worth") as caught:
         await scheduler.next_batch()
+    assert re.search(r"got rewards from \S+ to \S+ in the latest of them", str(caught.value))
+    assert "algorithm.selection" in str(caught.value)
 
 
 async def test_what_the_user_must_change_reaches_the_trainer(make):
