@@ -40,9 +40,9 @@ import enum
 import inspect
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
 from agentrl.message import Content
 from agentrl.registry import Extra
@@ -88,6 +88,16 @@ def optional_part(env: AnyEnv, name: str) -> Any:
 async def maybe_await(value: T | Awaitable[T]) -> T:
     """Return the result of an environment's method, awaited if the method is a coroutine."""
     return await value if inspect.isawaitable(value) else value
+
+
+def run_coroutine(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Return the result of a coroutine that never suspends, because all methods that it awaits are synchronous."""
+    try:
+        coroutine.send(None)
+    except StopIteration as stop:
+        return cast("T", stop.value)
+    coroutine.close()
+    raise RuntimeError("a method without async returned an awaitable: define it with async def")
 
 
 class Expert(Protocol):

@@ -16,7 +16,6 @@ A name may end with a split, as in ``household/valid``, which `parse_env_name` s
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import difflib
 import functools
@@ -24,14 +23,14 @@ import importlib.metadata
 import importlib.util
 import inspect
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeGuard
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec, load_env_creator, namespace
 
 from agentrl import registry
-from agentrl.env.contract import AnyEnv, AsyncEnv, EnvironmentSpec, Isolation
+from agentrl.env.contract import AnyEnv, AsyncEnv, EnvironmentSpec, Isolation, maybe_await, run_coroutine
 from agentrl.errors import (
     A_REWARD,
     AgentRLError,
@@ -186,7 +185,9 @@ def _spec_of(name: str, target: object) -> EnvironmentSpec:
     if inspect.isclass(target) and issubclass(target, AsyncEnv):
         return _plain_spec(name, target, about=target)
     if is_trl_environment(target):
-        return _plain_spec(name, functools.partial(TRLEnvironment, target), about=target)
+        methods = (getattr(target, method, None) for method in (*_OWN, *tool_methods(target)))
+        kind = AsyncTRLEnvironment if any(map(inspect.iscoroutinefunction, methods)) else TRLEnvironment
+        return _plain_spec(name, functools.partial(kind, target), about=target)
     if isinstance(target, gymnasium.Env | AsyncEnv):
         raise UsageError(
             f"{name} is a single environment, but every episode needs its own",
@@ -377,15 +378,15 @@ def tool_methods(kind: type) -> list[str]:
     ]
 
 
-class TRLEnvironment(gymnasium.Env[str, str]):
+class AsyncTRLEnvironment(AsyncEnv):
     """An environment for TRL's GRPOTrainer (``environment_factory``): a plain class whose methods are tools.
 
     Every public method except ``reset``, ``close`` and ``get_reward`` is a tool. ``get_reward``, where there is one,
     returns the reward of the episode and is called once, at its end; without it, the attribute ``reward``, where there
     is one, is the return of the episode so far. An answer without a call ends the episode. The text of an exception
-    that a tool raises is the tool's answer. ``reset`` receives the options of the task as keyword arguments. Source:
-    TRL's documentation, "OpenEnv Integration for Training LLMs with Environments", and that of `GRPOTrainer`;
-    docs/environments.md has an example.
+    that a tool raises is the tool's answer. ``reset`` receives the options of the task as keyword arguments. All
+    methods may be coroutines, which are awaited in one event loop. Source: TRL's documentation, "OpenEnv Integration
+    for Training LLMs with Environments", and that of `GRPOTrainer`; docs/environments.md has an example.
 
     Args:
         kind: The object's class.
@@ -395,16 +396,15 @@ class TRLEnvironment(gymnasium.Env[str, str]):
         UsageError: a method has no docstring, or arguments that cannot be described to a policy.
     """
 
-    observation_space = action_space = gymnasium.spaces.Text(1000)
-
     def __init__(self, kind: type, **options: Any) -> None:
         self._inner = kind(**options)
         self._paid = 0.0
         self.tools = [Tool(self._as_tool(getattr(self._inner, name)), name=name) for name in tool_methods(kind)]
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+    async def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         """Start an episode; the observation is what the object's ``reset`` returns, if anything."""
-        super().reset(seed=seed)
         self._paid = 0.0
         given = options or {}
         try:
@@ -416,45 +416,42 @@ class TRLEnvironment(gymnasium.Env[str, str]):
                 expected="the arguments of reset in the tasks' options",
                 hint='write a file of tasks with lines such as {"options": {"word": "crane"}}: environment.tasks=FILE',
             ) from error
-        observation = self._inner.reset(**given)
+        observation = await maybe_await(self._inner.reset(**given))
         if isinstance(observation, list):  # content blocks
             observation = as_content(observation)
         return "" if observation is None else observation, {}
 
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+    async def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """End the episode: the policy answered without a call."""
-        return "", self.final_reward(), True, False, {}
+        return "", await self.final_reward(), True, False, {}
 
-    def final_reward(self) -> float:
+    async def final_reward(self) -> float:
         """Return what ``get_reward`` returns, or else the reward added since the last call."""
         get_reward = getattr(self._inner, "get_reward", None)
-        if get_reward is None:
-            return self._gain()
-        found = get_reward()
-        if inspect.isawaitable(found):
-            found = asyncio.run(_wait_for(found))
-        return self._checked("get_reward()", found)
+        return self._gain() if get_reward is None else self._checked("get_reward()", await maybe_await(get_reward()))
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Call the object's ``close``, if it has one."""
         close = getattr(self._inner, "close", None)
         if callable(close):
-            close()
+            await maybe_await(close())
 
-    def _as_tool(self, method: Callable[..., Any]) -> Callable[..., ToolResult]:
+    def _as_tool(self, method: Callable[..., Any]) -> Callable[..., Any]:
         """Return a method as a tool: its exceptions are answers, and what it adds to the reward is returned."""
 
         @functools.wraps(method)
-        def call(*args: Any, **arguments: Any) -> ToolResult:
-            try:
-                value = method(*args, **arguments)
-            except AgentRLError:
-                raise
-            except Exception as error:  # raised by the user's code: TRL gives its text to the policy
-                raise ToolError(str(error) or type(error).__name__) from error
+        async def wait(*args: Any, **arguments: Any) -> ToolResult:
+            with _errors_for_the_policy():
+                value = await method(*args, **arguments)
             return ToolResult(value, reward=self._gain())
 
-        return call
+        @functools.wraps(method)
+        def call(*args: Any, **arguments: Any) -> ToolResult:
+            with _errors_for_the_policy():
+                value = method(*args, **arguments)
+            return ToolResult(value, reward=self._gain())
+
+        return wait if inspect.iscoroutinefunction(method) else call
 
     def _gain(self) -> float:
         """Return the reward added since the last call; 0 if ``get_reward`` returns the reward at the end."""
@@ -470,5 +467,39 @@ class TRLEnvironment(gymnasium.Env[str, str]):
         return number
 
 
-async def _wait_for(result: Awaitable[Any]) -> Any:
-    return await result
+@contextlib.contextmanager
+def _errors_for_the_policy() -> Iterator[None]:
+    """Raise the exceptions of the user's code as `ToolError`: TRL gives their texts to the policy."""
+    try:
+        yield
+    except AgentRLError:
+        raise
+    except Exception as error:
+        raise ToolError(str(error) or type(error).__name__) from error
+
+
+class TRLEnvironment(gymnasium.Env[str, str]):
+    """An `AsyncTRLEnvironment` without coroutines, whose methods may block: it runs in threads or processes."""
+
+    observation_space = action_space = gymnasium.spaces.Text(1000)
+
+    def __init__(self, kind: type, **options: Any) -> None:
+        self._inner = AsyncTRLEnvironment(kind, **options)
+        self.tools = self._inner.tools
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Start an episode."""
+        super().reset(seed=seed)
+        return run_coroutine(self._inner.reset(options=options))
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """End the episode: the policy answered without a call."""
+        return run_coroutine(self._inner.step(action))
+
+    def final_reward(self) -> float:
+        """Return the reward at the end of the episode."""
+        return run_coroutine(self._inner.final_reward())
+
+    def close(self) -> None:
+        """Close the object."""
+        run_coroutine(self._inner.close())

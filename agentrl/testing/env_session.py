@@ -31,6 +31,7 @@ from agentrl.rollout.env_returns import (
     check_expert_action,
     check_part,
     check_tool_message,
+    explain_reset,
     unpack_reset,
     unpack_step,
 )
@@ -224,9 +225,11 @@ class EnvSession:
 
     def start(self, task: Task) -> tuple[Content, Mapping[str, Any]]:
         """Start a task's episode, and return the first observation and the info."""
-        opening = unpack_reset(
-            self.ask("reset", self.env.reset, seed=task.seed, options=copy_containers(dict(task.options)))
-        )
+        try:
+            returned = self.ask("reset", self.env.reset, seed=task.seed, options=copy_containers(dict(task.options)))
+        except TypeError as error:
+            raise explain_reset(self.env, error) from error
+        opening = unpack_reset(returned)
         for part in _READ_AT_RESET:
             self.find(part)
         requested = opening[1].get("step_timeout_s", 0.0)
@@ -324,6 +327,13 @@ def play(session: EnvSession, task: Task, policy: Policy, limit: int) -> PlayedE
         results.append(result)
         moments.append(moment_of(action, result))
     return PlayedEpisode(moments=tuple(moments), results=tuple(results))
+
+
+def replay_in(session: EnvSession, task: Task, actions: Sequence[str]) -> Iterator[StepSnapshot]:
+    """Replay actions in a task's episode, outside an event loop; yield the result of the reset and of each action."""
+    yield opening_of(session.reset(task))
+    for action in actions:
+        yield moment_of(action, session.step(action))
 
 
 async def replay(env: AnyEnv, task: Task, actions: Sequence[str]) -> list[StepSnapshot]:

@@ -76,7 +76,7 @@ def test_a_fault_is_found_where_it_is(name: str, rule: str, words: str) -> None:
     assert re.match(words, found), found
 
 
-@pytest.mark.parametrize("name", ["Numpy", "Passing", "Sound"])
+@pytest.mark.parametrize("name", ["ArrayReward", "Numpy", "Passing", "Sound"])
 @pytest.mark.slow
 def test_what_gymnasiums_checker_misreads_is_no_fault(name: str) -> None:
     assert complaints(check(name)) == {}
@@ -91,6 +91,9 @@ UNPLAYABLE = [
     ("Exiting", "step ended the process (SystemExit)"),
     ("Interrupting", "step ended the process (KeyboardInterrupt)"),
     ("Raising", "step raised ValueError: boom"),
+    ("Alarming", "step raised ValueError: signal only works in main thread of the main interpreter (this code runs in"),
+    ("NoSeed", "reset does not take its arguments: got reset() -> Any, expected reset(self, *, seed"),
+    ("TwoRewards", "reward is invalid: got ndarray array([0., 0.]), expected a finite number"),
     ("FourValues", "step returned 4 values, expected 5: observation, reward, terminated, truncated, info"),
     ("NoInfo", "reset is invalid: got str 'Room"),
     ("Worded", "admissible_actions is invalid: got str 'look', expected a list of texts"),

@@ -14,7 +14,7 @@ from gymnasium.spaces import Text
 from gymnasium.utils.env_checker import check_env as check_gymnasium
 
 from agentrl.env import StepResult
-from agentrl.errors import UsageError
+from agentrl.errors import UsageError, described_error
 from agentrl.rollout.env_returns import WrongReturn, check_reset, check_step, unpack_step
 from agentrl.task import Task, TaskSource
 from agentrl.testing.env_session import (
@@ -176,7 +176,7 @@ def plays_an_episode(subject: Subject) -> str:
     except (RuleFailed, UsageError, WrongReturn):
         raise
     except Exception as error:
-        raise RuleFailed(f"{watched_calls().raised} raised {type(error).__name__}: {error}") from error
+        raise RuleFailed(f"{watched_calls().raised} raised {described_error(error)}") from error
     return f"{len(played.results)} steps"
 
 
