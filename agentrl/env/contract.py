@@ -176,6 +176,8 @@ class EnvironmentSpec:
     tasks: Callable[..., TaskSource]
     """Factory of the task source, called with the split's name, and `options` as keyword arguments."""
     splits: tuple[str, ...] = ("train", "valid", "test")
+    splits_of: Callable[..., Sequence[str]] | None = None
+    """Returns the splits for `options`, for an environment whose data may have only some; default: `splits`."""
     description: str = ""
     """One paragraph for `agentrl env show`."""
     instructions: str = ""
@@ -210,6 +212,10 @@ class EnvironmentSpec:
     """Version of the default tasks, options and rewards; results of different versions cannot be compared."""
     extra: Extra | None = None
     """Extra that is required to create the environment, but not to list or describe it."""
+
+    def splits_under(self, options: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return the splits that have tasks for options, which override the spec's."""
+        return self.splits if self.splits_of is None else tuple(self.splits_of(**{**self.options, **options}))
 
     def turns_under(self, options: Mapping[str, Any]) -> int | None:
         """Return the environment's step limit for options, which override the spec's."""
