@@ -23,7 +23,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar, Unio
 from agentrl.env import AnyEnv, EnvironmentSpec, StepResult, maybe_await, optional_part
 from agentrl.errors import AgentRLError, is_addressed_to, running_task
 from agentrl.errors.foreign import DaemonThreads
-from agentrl.message import Content, TextPart
+from agentrl.message import Content, ImagePart
 from agentrl.remote.env_methods import RemoteTool
 from agentrl.rollout.env_returns import (
     check_actions,
@@ -369,8 +369,10 @@ def plain_text(content: Content) -> str:
     """Return content as text, with checksums for images and ``str`` for other objects."""
     if not isinstance(content, tuple):
         return str(content)
-    parts = (part.text if isinstance(part, TextPart) else hashlib.sha256(part.data).hexdigest() for part in content)
-    return "\n".join(parts)
+    return "\n".join(
+        hashlib.sha256(part.data).hexdigest() if isinstance(part, ImagePart) else getattr(part, "text", str(part))
+        for part in content
+    )
 
 
 def random_policy(seed: int) -> Policy:

@@ -51,20 +51,6 @@ async def play_one_step(pool, task):
 BLOCKING = [Isolation.THREAD, Isolation.PROCESS]
 
 
-@pytest.fixture
-async def make_pool(make_spec):
-    pools = []
-
-    def make(factory, isolation=Isolation.INLINE, **options):
-        pool = EnvPool(make_spec(factory, isolation=isolation), **options)
-        pools.append(pool)
-        return pool
-
-    yield make
-    for pool in pools:
-        await pool.close()
-
-
 @pytest.mark.parametrize("isolation", list(Isolation))
 async def test_an_episode_is_the_same_wherever_it_runs(make_pool, worlds, isolation):
     pool = make_pool(worlds.Corridor, isolation, workers=1, options={"length": 2})
@@ -116,53 +102,6 @@ async def test_faults_become_one_error_wherever_they_happen(make_pool, worlds, i
     message = message.replace("(", r"\(").replace(")", r"\)")
     with pytest.raises(EnvironmentFailure, match=message):
         await play_one_step(pool, task)
-
-
-@pytest.mark.parametrize("isolation", list(Isolation))
-@pytest.mark.parametrize(
-    ("fault", "words"),
-    [
-        ("raise", r"failed: got ValueError: boom\. It was raised in \S*rollout_worlds\.py line \d+: raise ValueError"),
-        (
-            "four",
-            r"failed: got step returned 4 values, expected 5: [\w, ]+\. Check the environment with: "
-            r"agentrl env check world$",
-        ),
-    ],
-)
-async def test_error_names_the_line_or_the_next_step(make_pool, worlds, isolation, fault, words):
-    with pytest.raises(EnvironmentFailure, match=words):
-        await play_one_step(make_pool(worlds.Faulty, isolation, workers=1), faulty(fault))
-
-
-async def test_isolation_decides_which_code_of_asyncio_and_signals_works(make_pool, worlds):
-    for isolation in BLOCKING:
-        assert (await play_one_step(make_pool(worlds.Faulty, isolation, workers=1), faulty("run"))).result.done
-    with pytest.raises(EnvironmentFailure, match=r"running event loop \(.*environment.isolation=thread\)"):
-        await play_one_step(make_pool(worlds.Faulty), faulty("run"))
-    stepped = await play_one_step(make_pool(worlds.Faulty, Isolation.PROCESS, workers=1), faulty("signal"))
-    assert stepped.result.done
-    with pytest.raises(EnvironmentFailure, match=r"main thread.* \(this code .*environment.isolation=process\)"):
-        await play_one_step(make_pool(worlds.Faulty, Isolation.THREAD, workers=1), faulty("signal"))
-
-
-class Awaiting(gymnasium.Env):
-    """A `gymnasium.Env` whose step is a coroutine."""
-
-    observation_space = action_space = gymnasium.spaces.Text(100)
-
-    def reset(self, *, seed=None, options=None):
-        return "Hello.", {}
-
-    async def step(self, action):
-        await asyncio.sleep(0)
-        return "Bye.", 1.0, True, False, {}
-
-
-@pytest.mark.parametrize("isolation", list(Isolation))
-async def test_coroutines_of_any_environment_are_awaited(make_pool, isolation):
-    stepped = await play_one_step(make_pool(Awaiting, isolation, workers=1), TASK)
-    assert stepped.result.observation == "Bye."
 
 
 CHILD = {"fault": "child", "apart": False}

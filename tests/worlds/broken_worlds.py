@@ -90,6 +90,12 @@ class ArrayReward(Sound):
         return observation, np.array([reward]), terminated, truncated, info
 
 
+class Lines(Sound):
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        observation, info = super().reset(seed=seed)
+        return (observation, observation), info
+
+
 class TwoRewards(Sound):
     def step(self, action: str) -> Any:
         observation, reward, terminated, truncated, info = super().step(action)
