@@ -6,7 +6,7 @@ import dataclasses
 import datetime
 import enum
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
 from typing import Annotated, Any, Literal, NotRequired, Optional, TypedDict
 
@@ -411,6 +411,95 @@ async def test_the_type_of_the_result_need_not_be_readable() -> None:
     assert find_all.schema["function"]["parameters"]["required"] == ["word"]
     async with AsyncExitStack() as stack:
         assert await find_all.call(await find_all.open(stack), {"word": "fern"}) == '["fern"]'
+
+
+def test_quoted_types_inside_other_types_are_evaluated() -> None:
+    @agentrl.tool
+    def store(size: "Size", window: "Optional[Window]" = None, others: list["Size"] = []) -> str:  # noqa: UP037, UP045, B006
+        """Store.
+
+        Args:
+            size: Of the box.
+            window: When.
+            others: More sizes.
+        """
+        return str(size)
+
+    assert store.schema["function"]["parameters"]["properties"]["size"]["enum"] == ["small", "large"]
+    read = store.validate({"size": "small", "others": ["large"], "window": {"start": "2026-05-01"}})
+    assert read["others"] == [Size.LARGE]
+    assert read["window"] == Window(datetime.date(2026, 5, 1))
+
+
+def test_default_of_pydantic_field_is_its_value() -> None:
+    @agentrl.tool
+    def book(
+        seats: int = Field(2, ge=1, description="How many."),
+        name: str = Field(description="Whose."),
+        extras: list[str] = Field(default_factory=list, description="What else."),  # noqa: B008
+    ) -> str:
+        """Book seats."""
+        return name
+
+    parameters = book.schema["function"]["parameters"]
+    assert parameters["required"] == ["name"]
+    assert parameters["properties"]["seats"] == {"type": "integer", "minimum": 1, "description": "How many."}
+    first = book.validate({"name": "Ada"})
+    assert first == {"seats": 2, "name": "Ada", "extras": []}
+    first["extras"].append("window")
+    assert book.validate({"name": "Ada"})["extras"] == []
+    with pytest.raises(ToolError, match=r"seats is 0, expected greater than or equal to 1; name is missing"):
+        book.validate({"seats": 0})
+
+
+class Circle(BaseModel):
+    kind: Literal["circle"]
+    radius: int
+
+
+class Square(BaseModel):
+    kind: Literal["square"]
+    side: int
+
+
+def test_problem_names_the_value_and_all_types_of_a_union() -> None:
+    @agentrl.tool
+    def draw(
+        shape: Circle | Square,
+        border: Annotated[Circle | Square, Field(discriminator="kind")],
+        size: int | list[str] | None = None,
+        points: Iterable[int] = (),
+        rows: dict[str, list[int | str]] | list[int] | None = None,
+    ) -> str:
+        """Draw.
+
+        Args:
+            shape: What.
+            border: Around it.
+            size: How large.
+            points: Where.
+            rows: Labels.
+        """
+        return str(points)
+
+    shape = {"kind": "circle", "radius": 1}
+    assert draw.validate({"shape": shape, "border": shape, "points": ["1", 2]})["points"] == [1, 2]
+    wrong = {
+        "shape": {"kind": "circle"},
+        "border": {"kind": "star"},
+        "size": {},
+        "points": ["x"],
+        "rows": {"a": [[1]]},
+    }
+    with pytest.raises(ToolError) as caught:
+        draw.validate(wrong)
+    message = str(caught.value)
+    assert "shape.radius is missing; border is " in message
+    assert "expected an object whose 'kind' is one of 'circle', 'square'; " in message
+    assert "size is {}, expected a whole number or a list; " in message
+    assert 'points.0 is "x", expected a whole number; ' in message
+    assert "rows.a.0 is [1], expected a whole number or text; it takes: shape (a JSON object)" in message
+    assert "border (a JSON object)" in message
 
 
 def test_an_argument_without_any_description_names_the_three_styles() -> None:

@@ -19,7 +19,7 @@ from agentrl.cli.commands import COMMANDS, RUN_OR_CONFIG, CommandEntry
 from agentrl.cli.exits import ExitCode, end_despite_foreign_code
 from agentrl.cli.help_pages import PlainCommand, PlainGroup, examples
 from agentrl.errors import AgentRLError, UsageError
-from agentrl.observe.console import VisibleFormatter, note, paths_shown_from, print_error
+from agentrl.observe.console import VisibleFormatter, kept_streams, note, paths_shown_from, print_error
 from agentrl.observe.run_folder import missing_run_error
 
 DEBUG = "--debug"
@@ -43,10 +43,11 @@ def run(arguments: Sequence[str] | None = None, *, imported: Callable[[], None] 
         imported: Called after the command's module and its libraries have been imported.
     """
     if arguments is None:
-        with end_despite_foreign_code():
+        with end_despite_foreign_code(), kept_streams():
             _run(sys.argv[1:], imported)
     else:
-        _run(arguments, imported)
+        with kept_streams():
+            _run(arguments, imported)
 
 
 _KEY_OPTION = re.compile(r"--(?P<key>[a-z_]\w*(?:\.\w+)+)(?:=(?P<value>.*))?", re.DOTALL)

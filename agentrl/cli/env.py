@@ -306,7 +306,7 @@ def play(
     named = parse_env_name(name)
     spec = resolve_environment(named.name)
     given = {**spec.options, **option_pairs(options)}
-    source = spec.tasks(check_split(spec, named.split or spec.splits[0]), **given)
+    source = spec.tasks(check_split(spec, named.split or spec.splits_under(given)[0]), **given)
     if task >= len(source):
         raise UsageError("no task has this number", got=task, expected=f"0 to {len(source) - 1}")
     if in_browser:

@@ -136,7 +136,7 @@ def _source(
         raise UsageError(
             "there are two sources of tasks", got=f"split {split} and --tasks {tasks}", expected="only one of them"
         )
-    chosen = check_split(spec, split or spec.splits[0])
+    chosen = check_split(spec, split or spec.splits_under(options)[0])
     config = EnvironmentConfig(name=spec.name, options=dict(options), tasks=tasks)
     return task_source(spec, config, split=None if tasks is not None else chosen), tasks or chosen
 

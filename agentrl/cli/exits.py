@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from types import FrameType
+from typing import TextIO
 
 import typer
 
@@ -105,12 +106,24 @@ def _leave_soon(code: int, known: set[threading.Thread]) -> None:
 @contextmanager
 def discard_standard_output() -> Iterator[None]:
     """Discard everything that the block writes to standard output, even below Python."""
+    with open(os.devnull, "w", encoding="utf-8") as nowhere, _descriptor_1_to(nowhere), redirect_stdout(nowhere):
+        yield
+
+
+@contextmanager
+def print_to_standard_error() -> Iterator[None]:
+    """Write to standard error what the block prints to standard output, even below Python, except agentrl's results."""
+    with _descriptor_1_to(2), redirect_stdout(sys.stderr):
+        yield
+
+
+@contextmanager
+def _descriptor_1_to(target: int | TextIO) -> Iterator[None]:
     sys.stdout.flush()
     kept = os.dup(1)
-    with open(os.devnull, "w", encoding="utf-8") as nowhere, redirect_stdout(nowhere):
-        os.dup2(nowhere.fileno(), 1)
-        try:
-            yield
-        finally:
-            os.dup2(kept, 1)
-            os.close(kept)
+    os.dup2(target if isinstance(target, int) else target.fileno(), 1)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from agentrl.builders.tools import find_tool
 from agentrl.cli.arguments import json_pairs, option_pairs
+from agentrl.cli.exits import print_to_standard_error
 from agentrl.cli.help_pages import examples
 from agentrl.errors import AgentRLError, UnknownNameError, UsageError
 from agentrl.message import ToolCall
@@ -67,7 +68,8 @@ def show(name: Name, option: Options = None) -> None:
 )
 def call(name: Name, arguments: Pairs = None, option: Options = None, sandbox: SandboxWords = None) -> None:
     """Call a tool as in an episode, with checked arguments."""
-    called = run_until_stopped(_call(name, json_pairs(arguments), option, sandbox))
+    with print_to_standard_error():
+        called = run_until_stopped(_call(name, json_pairs(arguments), option, sandbox))
     if called.failed:
         text = called.result.text.removeprefix("Error: ")
         raise UsageError(f"the policy would read: {text}", got=called.fault)
@@ -81,7 +83,8 @@ def call(name: Name, arguments: Pairs = None, option: Options = None, sandbox: S
 def check(name: Name, arguments: Pairs = None, option: Options = None, sandbox: SandboxWords = None) -> None:
     """Check a tool against the rules of its contract; the arguments are those of a call that must succeed."""
     pairs = json_pairs(arguments)
-    reports = run_until_stopped(_check(name, [pairs] if pairs else [], option, sandbox))
+    with print_to_standard_error():
+        reports = run_until_stopped(_check(name, [pairs] if pairs else [], option, sandbox))
     for report in reports:
         out.print(str(report))
     if broken := [report.name for report in reports if not report.passed]:

@@ -12,6 +12,7 @@ from agentrl.env.contract import (
     StepResult,
     maybe_await,
     optional_part,
+    run_coroutine,
 )
 
 __all__ = [
@@ -26,4 +27,5 @@ __all__ = [
     "StepResult",
     "maybe_await",
     "optional_part",
+    "run_coroutine",
 ]

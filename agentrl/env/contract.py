@@ -40,9 +40,9 @@ import enum
 import inspect
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
 from agentrl.message import Content
 from agentrl.registry import Extra
@@ -88,6 +88,16 @@ def optional_part(env: AnyEnv, name: str) -> Any:
 async def maybe_await(value: T | Awaitable[T]) -> T:
     """Return the result of an environment's method, awaited if the method is a coroutine."""
     return await value if inspect.isawaitable(value) else value
+
+
+def run_coroutine(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Return the result of a coroutine that never suspends, because all methods that it awaits are synchronous."""
+    try:
+        coroutine.send(None)
+    except StopIteration as stop:
+        return cast("T", stop.value)
+    coroutine.close()
+    raise RuntimeError("a method without async returned an awaitable: define it with async def")
 
 
 class Expert(Protocol):
@@ -166,6 +176,8 @@ class EnvironmentSpec:
     tasks: Callable[..., TaskSource]
     """Factory of the task source, called with the split's name, and `options` as keyword arguments."""
     splits: tuple[str, ...] = ("train", "valid", "test")
+    splits_of: Callable[..., Sequence[str]] | None = None
+    """Returns the splits for `options`, for an environment whose data may have only some; default: `splits`."""
     description: str = ""
     """One paragraph for `agentrl env show`."""
     instructions: str = ""
@@ -202,6 +214,10 @@ class EnvironmentSpec:
     """Version of the default tasks, options and rewards; results of different versions cannot be compared."""
     extra: Extra | None = None
     """Extra that is required to create the environment, but not to list or describe it."""
+
+    def splits_under(self, options: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return the splits that have tasks for options, which override the spec's."""
+        return self.splits if self.splits_of is None else tuple(self.splits_of(**{**self.options, **options}))
 
     def turns_under(self, options: Mapping[str, Any]) -> int | None:
         """Return the environment's step limit for options, which override the spec's."""

@@ -23,9 +23,9 @@ import importlib.metadata
 import importlib.util
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec, load_env_creator, namespace
@@ -36,7 +36,6 @@ from agentrl.errors import UnknownNameError, UsageError, shorten
 from agentrl.registry import Kind
 from agentrl.remote.client import remote_spec
 from agentrl.task import SeedTasks, seed_tasks
-from agentrl.tool.trl import TRLEnvironment, is_trl_environment
 
 GYMNASIUM_ID = re.compile(r"(?:(?P<namespace>[\w-]+)/)?(?P<name>[\w.-]+)-v(?P<version>\d+)")
 
@@ -47,6 +46,10 @@ GYMNASIUM_PLUGINS = "gymnasium.envs"
 OWN_NAMESPACE = "agentrl"
 ADAPTER = "gymnasium"
 """Registry name of the adapter that creates Gymnasium environments, and converts numbers to text."""
+TRL_ADAPTER = "agentrl.envs.adapters.trl:make"
+"""Function that creates an environment from a class for TRL."""
+_OWN = ("reset", "close", "get_reward")
+"""Public methods of a class for TRL that are not tools."""
 
 
 class EnvironmentName(NamedTuple):
@@ -138,6 +141,16 @@ def make_gymnasium(env: str | Callable[..., AnyEnv], **options: Any) -> AnyEnv:
     return adapter.make(env_id=env, **options)
 
 
+def make_from_trl(kind: type, methods: Sequence[str], **options: Any) -> AnyEnv:
+    """Create an environment from a class for TRL's GRPOTrainer, whose methods are tools.
+
+    Raises:
+        UsageError: a method has no docstring, or arguments that cannot be described to a policy.
+    """
+    make: Callable[..., AnyEnv] = registry.load(TRL_ADAPTER)
+    return make(kind, methods, **options)
+
+
 def _resolve_in_module(name: str) -> EnvironmentSpec:
     module_name, _, attribute = name.partition(":")
     if not attribute:
@@ -174,7 +187,7 @@ def _spec_of(name: str, target: object) -> EnvironmentSpec:
     if inspect.isclass(target) and issubclass(target, AsyncEnv):
         return _plain_spec(name, target, about=target)
     if is_trl_environment(target):
-        made = _plain_spec(name, functools.partial(TRLEnvironment, target), about=target)
+        made = _plain_spec(name, functools.partial(make_from_trl, target, tool_methods(target)), about=target)
         return replace(made, reset_columns=True)
     if isinstance(target, gymnasium.Env | AsyncEnv):
         raise UsageError(
@@ -344,3 +357,23 @@ def _first_paragraph(documented: object) -> str:
     """Return the first paragraph of an object's docstring, but not that of a base class."""
     text = documented.__doc__ if inspect.isroutine(documented) else getattr(documented, "__dict__", {}).get("__doc__")
     return " ".join(inspect.cleandoc(text or "").partition("\n\n")[0].split())
+
+
+def is_trl_environment(target: object) -> TypeGuard[type[Any]]:
+    """Return True for a class with a ``reset`` and tools that is not an environment of another kind.
+
+    A class with ``step`` is not one: it takes actions.
+    """
+    if not inspect.isclass(target) or issubclass(target, gymnasium.Env) or hasattr(target, "step"):
+        return False
+    return inspect.isfunction(inspect.getattr_static(target, "reset", None)) and bool(tool_methods(target))
+
+
+def tool_methods(kind: type) -> list[str]:
+    """List the methods of a class that are tools, in the order of their definition; inherited ones come last."""
+    names = dict.fromkeys(name for base in kind.__mro__ for name in vars(base))
+    return [
+        name
+        for name in names
+        if not name.startswith("_") and name not in _OWN and inspect.isfunction(inspect.getattr_static(kind, name))
+    ]

@@ -114,16 +114,23 @@ class AgentRLError(Exception):
     """Line at which the subject's code failed."""
 
     def __init__(self, what: str, *, got: object = None, expected: object = None, hint: str | None = None) -> None:
-        self.what, self.got, self.expected, self.hint = what, got, expected, hint
+        self.what, self.got, self.expected = what, got, expected
         message = what
         if got is not None:
             message += f": got {got}"
         if expected is not None:
             message += f", expected {expected}"
-        if hint is not None:
-            is_word = hint.partition(" ")[0].isalpha()  # not a path, an address or a key
-            message += f". {hint[:1].upper() if is_word else hint[:1]}{hint[1:]}"
         super().__init__(message)
+        self.hint: str | None = None
+        if hint is not None:
+            self.add_hint(hint)
+
+    def add_hint(self, hint: str) -> None:
+        """Add the next step to an error that has none; for callers that know more than the raising code."""
+        if self.hint is None:
+            is_word = hint.partition(" ")[0].isalpha()  # not a path, an address or a key
+            self.hint = hint
+            self.args = (f"{self.args[0]}. {hint[:1].upper() if is_word else hint[:1]}{hint[1:]}",)
 
     @property
     def reason(self) -> str:
@@ -337,6 +344,16 @@ def did_you_mean(name: object, known: Iterable[str]) -> str | None:
     return f"did you mean {names[near[0]]!r}?" if near else None
 
 
+_ADVICE = {
+    "only works in main thread": "this code runs in a thread: use a timeout without signals, or, for an environment, "
+    "environment.isolation=process",
+    "There is no current event loop in thread": "this code runs in a thread without an event loop: use asyncio.run()",
+    "cannot be called from a running event loop": "use await in an async function, or, for an environment, "
+    "environment.isolation=thread",
+}
+"""Next steps for errors that depend on where agentrl runs the user's code, by a part of their text."""
+
+
 def described_error(error: BaseException) -> str:
     """Return the type and text of an exception from user code, whose text may be long or may itself fail."""
     error = _as_raised(error)
@@ -344,7 +361,8 @@ def described_error(error: BaseException) -> str:
         text = str(error)
     except BaseException as failed:
         text = f"(its text cannot be read: {type(failed).__name__})"
-    return f"{type(error).__name__}: {text[:MAX_REASON_CHARS]}"
+    advice = next((f" ({advice})" for part, advice in _ADVICE.items() if part in text), "")
+    return f"{type(error).__name__}: {text[:MAX_REASON_CHARS]}{advice}" if text else type(error).__name__
 
 
 def _as_raised(error: BaseException) -> BaseException:

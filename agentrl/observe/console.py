@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
+import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from html import escape
 from pathlib import Path
 
@@ -59,6 +61,18 @@ class VisibleFormatter(logging.Formatter):
 
 out = VisibleConsole(markup=False, emoji=False, highlight=False, soft_wrap=True)
 err = VisibleConsole(stderr=True, markup=False, emoji=False, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def kept_streams() -> Iterator[None]:
+    """Print to the present standard output and error, even if the user's code closes or replaces `sys.stdout`."""
+    with ExitStack() as stack:
+        for console, stream in ((out, sys.stdout), (err, sys.stderr)):
+            stack.callback(setattr, console, "file", None)  # then it follows `sys` again
+            with suppress(AttributeError, OSError, ValueError):  # a stream without a file descriptor
+                copy = os.fdopen(os.dup(stream.fileno()), "w", 1, stream.encoding, stream.errors)
+                console.file = stack.enter_context(copy)
+        yield
 
 
 def print_error(error: AgentRLError) -> None:

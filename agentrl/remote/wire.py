@@ -296,7 +296,7 @@ def write_served(
     told = spec.with_instructions_under(options)
     fields: dict[str, Any] = {name: getattr(told, name) for name in _SPEC_FIELDS}
     fields["max_turns"] = spec.turns_under(options)
-    fields["splits"] = list(spec.splits)
+    fields["splits"] = list(spec.splits_under(options))
     fields["scores"] = dict(spec.scores)
     fields["reward_range"] = [value if math.isfinite(value) else None for value in spec.reward_range]
     fields["shows_images"] = spec.shows_images(options)

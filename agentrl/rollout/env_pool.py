@@ -12,6 +12,7 @@ import asyncio
 import itertools
 import logging
 import math
+import shlex
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -141,7 +142,11 @@ class EnvHandle:
             deadline_s = max(self._step_timeout_s, self._longest_step_s)
         remedy = "environment.reset_timeout_s" if method == RESET.name else None
         with self._waits.on(WaitKind.ENVIRONMENT, self.borrower, f"{method} of {self._name}", deadline_s, remedy):
-            return await self.backend.call(method, *arguments, deadline_s=deadline_s, what=what)
+            try:
+                return await self.backend.call(method, *arguments, deadline_s=deadline_s, what=what)
+            except EnvironmentFailure as error:
+                error.add_hint(f"check the environment with: agentrl env check {shlex.quote(self._name)}")
+                raise
 
 
 class EnvWorker(Protocol):

@@ -37,10 +37,10 @@ from queue import SimpleQueue
 from types import FrameType
 from typing import Any, BinaryIO, NoReturn, TypeAlias
 
-from agentrl.env import AnyEnv
-from agentrl.errors import AgentRLError, EnvironmentFailure, ToolError, UsageError, described_error
+from agentrl.env import AnyEnv, run_coroutine
+from agentrl.errors import AgentRLError, EnvironmentFailure, ToolError, UsageError, described_error, failure_of
 from agentrl.errors.foreign import end_forked_copy
-from agentrl.remote.env_methods import RemoteTool, ResetResult
+from agentrl.remote.env_methods import CALL_TOOL, RemoteTool, ResetResult
 from agentrl.rollout.env_workers import EnvAdapter, EnvBackend, SerialWorker, WorkerCall
 from agentrl.sandbox.orphan_guard import without_mark
 from agentrl.sandbox.supervisor import (
@@ -159,7 +159,7 @@ def serve() -> None:
     adapters: dict[int, EnvAdapter] = {}
     loop, process = asyncio.new_event_loop(), os.getpid()
     while True:
-        reply = loop.run_until_complete(_serve(adapters, inbox.get()))
+        reply = _serve(loop, adapters, inbox.get())
         end_forked_copy(process)
         _reply(replies, reply)
 
@@ -174,23 +174,29 @@ def _read(calls: BinaryIO, inbox: SimpleQueue[WorkerMessage]) -> None:
             inbox.put((-1, UNREADABLE, (described_error(error),)))
 
 
-async def _serve(adapters: dict[int, EnvAdapter], message: WorkerMessage) -> tuple[bool, Any]:
+def _serve(
+    loop: asyncio.AbstractEventLoop, adapters: dict[int, EnvAdapter], message: WorkerMessage
+) -> tuple[bool, Any]:
     try:
-        return True, await _perform(adapters, message)
+        return True, _perform(loop, adapters, message)
     except AgentRLError as error:
-        return False, (type(error), str(error))
+        return False, (type(error), str(error), None)
     except BaseException as error:  # nothing cancels or interrupts this process, so the environment raised it
-        return False, (EnvironmentFailure, described_error(error))
+        failure = failure_of(EnvironmentFailure, "", error)
+        return False, (EnvironmentFailure, failure.got, failure.hint)
 
 
-async def _perform(adapters: dict[int, EnvAdapter], message: WorkerMessage) -> Any:
+def _perform(loop: asyncio.AbstractEventLoop, adapters: dict[int, EnvAdapter], message: WorkerMessage) -> Any:
     number, method, arguments = message
     if method == MAKE:
         adapters[number] = EnvAdapter(*arguments)
         return None
     if method == UNREADABLE:
         raise EnvironmentFailure(f"the worker cannot read the call ({arguments[0]})")
-    result = await adapters[number].call(method, *arguments)
+    adapter = adapters[number]
+    work = adapter.call(method, *arguments)
+    in_loop = adapter.is_async or method == CALL_TOOL.name
+    result = loop.run_until_complete(work) if in_loop else run_coroutine(work)  # its code may call asyncio.run()
     if method == "close":
         del adapters[number]
     if isinstance(result, ResetResult):
@@ -203,10 +209,10 @@ def _reply(replies: BinaryIO, reply: tuple[bool, Any]) -> None:
         message = pickle.dumps(reply)
     except BaseException as error:
         text = f"the returned value cannot be sent to the runtime: {described_error(error)}"
-        message = pickle.dumps((False, (EnvironmentFailure, text)))
+        message = pickle.dumps((False, (EnvironmentFailure, text, None)))
     if len(message) > MAX_REPLY_BYTES:
         text = f"the returned value has {len(message):,} bytes, expected at most {MAX_REPLY_BYTES:,}"
-        message = pickle.dumps((False, (EnvironmentFailure, text)))
+        message = pickle.dumps((False, (EnvironmentFailure, text, None)))
     replies.write(HEADER.pack(len(message)) + message)
     replies.flush()
 
@@ -248,9 +254,10 @@ class ProcessWorker(SerialWorker[WorkerMessage]):
             raise EnvironmentFailure(f"{job.what} failed", got=f"its worker died ({self._exit_reason})") from error
         succeeded, value = reply
         if not succeeded:
-            kind, text = value
-            keeps_text = issubclass(kind, UsageError | ToolError)  # the user or the policy reads it
-            raise kind(text if keeps_text else f"{job.what} failed: {text}")
+            kind, text, hint = value
+            if issubclass(kind, UsageError | ToolError):  # the user or the policy reads it
+                raise kind(text)
+            raise kind(f"{job.what} failed", got=text, hint=hint)
         if method == MAKE:
             self._alive.add(number)
         return value

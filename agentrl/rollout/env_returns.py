@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import inspect
+import numbers
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from agentrl.env import AnyEnv, Expert, StepResult
-from agentrl.errors import A_REWARD, WrongReturnValue, bounded_reward, is_bool, is_number, raised_at, shorten
+from agentrl.errors import A_REWARD, WrongReturnValue, bounded_reward, is_bool, raised_at, shorten
 from agentrl.message import Content, ImagePart, Message, TextPart, encodable
 from agentrl.remote.env_methods import OPTIONAL_PARTS, FinalReward
 from agentrl.tool import Tool
 
 MAX_OBSERVATION_CHARS = 10_000_000
 """Maximum number of characters of an observation, over all its parts."""
-_NEXT_STEP = "Check the environment with: agentrl env check NAME"
 _STEP_FIELDS = "observation, reward, terminated, truncated, info"
 
 
 class WrongReturn(WrongReturnValue):
-    """Invalid return value of an environment; the first argument describes it, and the text adds the next step."""
-
-    def __str__(self) -> str:
-        return f"{self.args[0]}. {_NEXT_STEP}"
+    """Invalid return value of an environment."""
 
 
 def check_reset(returned: object) -> tuple[Content, Mapping[str, Any]]:
@@ -192,7 +189,8 @@ def unpack_step(returned: object) -> StepResult:
     """Unpack the five values of `step` by name.
 
     Raises:
-        WrongReturn: their number, the info's type or the reward's type is wrong. Nothing else is checked.
+        WrongReturn: their number, the info's type or the reward's type is wrong. Nothing else is checked. An array
+            with one element as the reward becomes a number.
     """
     if not isinstance(returned, tuple):
         raise _wrong("step", returned, f"({_STEP_FIELDS})")
@@ -201,8 +199,10 @@ def unpack_step(returned: object) -> StepResult:
     observation, reward, terminated, truncated, info = returned
     if not isinstance(info, Mapping):
         raise _wrong("info of step", info, "a dictionary")
-    if not is_number(returned[1]):
+    number = bounded_reward(reward)
+    if number is None and not isinstance(reward, numbers.Real):
         raise _wrong("reward", reward, "a finite number")
+    reward = reward if number is None else number
     return StepResult(observation=observation, reward=reward, terminated=terminated, truncated=truncated, info=info)
 
 

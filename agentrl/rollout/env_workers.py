@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import copy
 import functools
+import inspect
 import os
 import random
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from queue import SimpleQueue
@@ -23,7 +24,16 @@ from typing import Any, Generic, TypeAlias, TypeVar, cast
 
 import gymnasium
 
-from agentrl.env import AnyEnv, AsyncEnv, Expert, ExpertAction, FallibleExpert, maybe_await, optional_part
+from agentrl.env import (
+    AnyEnv,
+    AsyncEnv,
+    Expert,
+    ExpertAction,
+    FallibleExpert,
+    maybe_await,
+    optional_part,
+    run_coroutine,
+)
 from agentrl.errors import (
     AgentRLError,
     EnvironmentFailure,
@@ -87,7 +97,9 @@ class EnvAdapter:
     @property
     def is_async(self) -> bool:
         """True if the environment's own methods are coroutines."""
-        return isinstance(self.env, AsyncEnv)
+        own = getattr(self.env, "unwrapped", self.env)
+        methods = (getattr(own, name, None) for name in ("reset", "step"))
+        return isinstance(self.env, AsyncEnv) or any(map(inspect.iscoroutinefunction, methods))
 
     async def call(self, method: str, *arguments: Any) -> Any:
         """Call a method of `agentrl.remote.env_methods`: the adapter's own, or else the environment's."""
@@ -491,16 +503,6 @@ class ThreadBackend(EnvBackend):
                 self._running = False
 
         return await self._worker.submit(work, deadline_s=deadline_s, what=what)
-
-
-def run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Return the result of a coroutine that never suspends."""
-    try:
-        coroutine.send(None)
-    except StopIteration as stop:
-        return stop.value
-    coroutine.close()
-    raise RuntimeError("a synchronous environment suspended")
 
 
 def _serve(inbox: _Inbox) -> None:

@@ -150,8 +150,8 @@ class ContinuedJournal(EpisodeJournal):
             f"episode {self._parent} cannot be repeated: {reason}",
             got=got,
             expected=expected,
-            hint="environment, tools and agent loop must be those of the episode, and deterministic for its seed; "
-            "run: agentrl env check NAME",
+            hint="environment, tools and agent loop must be those of the episode, and deterministic for its seed, "
+            "which agentrl env check tests",
         )
         return self.failure
 

@@ -241,7 +241,7 @@ class EpisodeTools:
             if cached is None:
                 self._tool_limits.cache_result(tool, checked, result)
         except ToolError as error:
-            text, seconds = f"Error: {error}", clock() - began
+            text, seconds = f"Error: {str(error).strip() or f'{call.name} failed, without a reason'}", clock() - began
             return ToolCallResult(
                 tool=tool, result=ToolResult(text), failed=True, seconds=seconds, cause=error.__cause__
             )

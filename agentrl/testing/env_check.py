@@ -169,8 +169,8 @@ class _Inspection:
         spec, named_split = _find(environment)
         if spec.extra is not None:
             spec.extra.load()
-        chosen = check_split(spec, split or named_split or spec.splits[0])
         options = {**spec.options, **(options or {})}
+        chosen = check_split(spec, split or named_split or spec.splits_under(options)[0])
         source = spec.tasks(chosen, **options)  # in this thread, because some libraries load only in the main thread
         effort = EFFORTS[thoroughness]
 

@@ -22,7 +22,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar, Unio
 from agentrl.env import AnyEnv, EnvironmentSpec, StepResult, maybe_await, optional_part
 from agentrl.errors import AgentRLError, is_addressed_to, running_task
 from agentrl.errors.foreign import DaemonThreads
-from agentrl.message import Content, TextPart
+from agentrl.message import Content, ImagePart
 from agentrl.remote.env_methods import RemoteTool
 from agentrl.rollout.env_returns import (
     check_actions,
@@ -31,6 +31,7 @@ from agentrl.rollout.env_returns import (
     check_final_reward,
     check_part,
     check_tool_message,
+    explain_reset,
     unpack_reset,
     unpack_step,
 )
@@ -221,7 +222,11 @@ class EnvSession:
 
     def start(self, task: Task) -> tuple[Content, Mapping[str, Any]]:
         """Start a task's episode, and return the first observation and the info."""
-        opening = unpack_reset(self.ask("reset", self.env.reset, seed=task.seed, options=copy_options(task.options)))
+        try:
+            returned = self.ask("reset", self.env.reset, seed=task.seed, options=copy_options(task.options))
+        except TypeError as error:
+            raise explain_reset(self.env, error) from error
+        opening = unpack_reset(returned)
         for part in _READ_AT_RESET:
             self.find(part)
         requested = opening[1].get("step_timeout_s", 0.0)
@@ -321,6 +326,13 @@ def play(session: EnvSession, task: Task, policy: Policy, limit: int) -> PlayedE
     return PlayedEpisode(moments=tuple(moments), results=tuple(results))
 
 
+def replay_in(session: EnvSession, task: Task, actions: Sequence[str]) -> Iterator[StepSnapshot]:
+    """Replay actions in a task's episode, outside an event loop; yield the result of the reset and of each action."""
+    yield opening_of(session.reset(task))
+    for action in actions:
+        yield moment_of(action, session.step(action))
+
+
 async def replay(env: AnyEnv, task: Task, actions: Sequence[str]) -> list[StepSnapshot]:
     """Replay actions in a task's episode; other coroutines may run before each action."""
     returned: Any
@@ -354,8 +366,10 @@ def plain_text(content: Content) -> str:
     """Return content as text, with checksums for images and ``str`` for other objects."""
     if not isinstance(content, tuple):
         return str(content)
-    parts = (part.text if isinstance(part, TextPart) else hashlib.sha256(part.data).hexdigest() for part in content)
-    return "\n".join(parts)
+    return "\n".join(
+        hashlib.sha256(part.data).hexdigest() if isinstance(part, ImagePart) else getattr(part, "text", str(part))
+        for part in content
+    )
 
 
 def random_policy(seed: int) -> Policy:

@@ -319,8 +319,9 @@ def describe(schema: Mapping[str, Any], root: Mapping[str, Any]) -> str:
         return describe(resolve(schema, root) or {"type": "object"}, {})
     if "enum" in schema:
         return "one of " + ", ".join(map(shorten_json, schema["enum"]))
-    if "anyOf" in schema:
-        return " or ".join(dict.fromkeys(describe(part, root) for part in schema["anyOf"]))
+    for word in ("anyOf", "oneOf"):
+        if word in schema:
+            return " or ".join(dict.fromkeys(describe(part, root) for part in schema[word]))
     return _WORDS.get(schema.get("type", ""), "anything")
 
 

@@ -12,9 +12,11 @@ import functools
 import inspect
 import json
 import operator
+import re
 import sys
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import (
     TYPE_CHECKING,
     Annotated,
@@ -34,11 +36,8 @@ from agentrl.tool.json_schema import describe, shorten_json
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
+    from pydantic.fields import FieldInfo
     from pydantic_core import ErrorDetails
-
-import re
-from collections.abc import Iterator
-from dataclasses import dataclass
 
 DEEPEST = 64
 """Maximum nesting of lists and objects in arguments; Python's own limit is some hundreds."""
@@ -53,9 +52,12 @@ _EXPECTED = {
     "bool_type": "true or false",
     "string_type": "text",
     "list_type": "a list",
+    "sequence_str": "a list",
+    "is_instance_of": "a list",
     "tuple_type": "a list",
     "set_type": "a list",
     "dict_type": "a JSON object",
+    "mapping_type": "a JSON object",
     "model_type": "a JSON object",
     "model_attributes_type": "a JSON object",
     "dataclass_type": "a JSON object",
@@ -112,13 +114,18 @@ class Arguments:
     def hints(self) -> Mapping[str, Any]:
         """Types of the parameters that have one."""
         try:
-            return _annotations(self._function, of_result=False)
+            found = _annotations(self._function, of_result=False)
         except Exception as error:
             raise UsageError(
                 f"{self.owner}: a type hint cannot be read",
                 got=f"{type(error).__name__}: {error}",
                 expected="types that are imported at run time, not only for type checkers",
             ) from error
+        fields = {one.name: one.default for one in _parameters(self._function) if _is_field(one.default)}
+        for name, field in fields.items():
+            if name in found:
+                found[name] = Annotated[(found[name], *field.metadata, field.description or "")]
+        return found
 
     @property
     def result(self) -> Any:
@@ -136,7 +143,8 @@ class Arguments:
 
     @functools.cached_property
     def _own(self) -> tuple[inspect.Parameter, ...]:
-        return tuple(p for p in _parameters(self._function) if p.name not in self.provided_parameters)
+        own = [p for p in _parameters(self._function) if p.name not in self.provided_parameters]
+        return tuple(p.replace(default=_field_default(p.default)) if _is_field(p.default) else p for p in own)
 
     @property
     def names(self) -> list[str]:
@@ -183,11 +191,12 @@ class Arguments:
             return self._validate(values)
         except ValidationError as error:
             first = error
+        mended = self._repair_values(values, first)
         try:
-            return self._validate(self._repair_values(values, first))
+            return self._validate(mended)
         except ValidationError as error:
-            problems = "; ".join(self._problem(details) for details in _one_each(error.errors()))
-            raise WrongArguments(problems) from error
+            found = [(_path_in(mended, details), details) for details in error.errors()]
+            raise WrongArguments("; ".join(self._problem(path, same) for path, same in _one_each(found))) from error
 
     def _validate(self, values: Mapping[str, Any]) -> dict[str, Any]:
         checked = self._model.model_validate(dict(values))
@@ -202,25 +211,24 @@ class Arguments:
         refuse_depth(mended)
         return mended
 
-    def _problem(self, details: ErrorDetails) -> str:
-        where = ".".join(str(part) for part in details["loc"]) or "the arguments"
-        if details["type"] == "missing":
+    def _problem(self, path: tuple[Any, ...], details: Sequence[ErrorDetails]) -> str:
+        where, first = ".".join(str(part) for part in path) or "the arguments", details[0]
+        if first["type"] == "missing":
             return f"{where} is missing"
-        if details["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
             near = difflib.get_close_matches(where, self.names, n=1)
             return f"unknown argument {where}" + (f" (did you mean {near[0]}?)" if near else "")
-        expected = _EXPECTED.get(details["type"]) or _plain(details["msg"])
-        return f"{where} is {shorten_json(details['input'])}, expected {expected}"
+        expected = dict.fromkeys(map(_expected, details))
+        return f"{where} is {shorten_json(first['input'])}, expected {' or '.join(expected)}"
 
     def describe(self) -> str:
         """Describe the arguments in words."""
         schema = self._model.model_json_schema(by_alias=True)
         properties = schema.get("properties", {})
-        parts = []
-        for parameter in self._own:
-            kind = describe(properties.get(parameter.name, {}), schema)
-            optional = "" if parameter.default is parameter.empty else ", optional"
-            parts.append(f"{parameter.name} ({kind}{optional})")
+        kinds = [
+            describe(properties.get(p.name, {}), schema) + ", optional" * (p.default is not p.empty) for p in self._own
+        ]
+        parts = [f"{p.name} ({kind})" for p, kind in zip(self._own, kinds, strict=True)]
         return ", ".join(parts) or "no arguments"
 
     def schema(self, name: str) -> dict[str, Any]:
@@ -278,7 +286,8 @@ class Arguments:
         hints = {parameter.name: self.hints.get(parameter.name) for parameter in self._own}
         given = {name: hint for name, hint in hints.items() if hint is not None}
         stand_in.__annotations__ = {name: hint if _is_plain(hint) else Any for name, hint in given.items()}
-        stand_in.__signature__ = inspect.Signature(self._own)  # type: ignore[attr-defined]
+        by_name = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in self._own]
+        stand_in.__signature__ = inspect.Signature(by_name)  # type: ignore[attr-defined]
         stand_in.__name__ = self.owner.rpartition(" ")[2]
         described = {name: text for name in self.names if (text := self._description(name)) is not None}
         entries = "".join(f"\n    {name}: {text}" for name, text in described.items())
@@ -304,10 +313,10 @@ class Arguments:
         if not rich:
             return parameters
         known = self._model.model_json_schema(by_alias=True)
-        properties = {
-            name: {**_without_title(known["properties"][name]), **schema} if name in rich else schema
-            for name, schema in parameters["properties"].items()
+        full = {
+            name: {k: v for k, v in known["properties"][name].items() if k not in ("title", "default")} for name in rich
         }
+        properties = {name: {**full.get(name, {}), **schema} for name, schema in parameters["properties"].items()}
         definitions = {"$defs": known["$defs"]} if "$defs" in known else {}
         return {**parameters, "properties": properties, **definitions}
 
@@ -327,8 +336,18 @@ def _annotations(function: Any, *, of_result: bool) -> dict[str, Any]:
     inner = inner_function(function)
     found = inspect.get_annotations(inner)
     stand_in.__annotations__ = {name: hint for name, hint in found.items() if (name == "return") is of_result}
-    scope = getattr(inspect.unwrap(inner), "__globals__", {})
-    return inspect.get_annotations(stand_in, globals=scope, eval_str=True)
+    return get_type_hints(stand_in, getattr(inspect.unwrap(inner), "__globals__", {}), include_extras=True)
+
+
+def _is_field(default: Any) -> bool:
+    """Return True if a parameter's default is pydantic's ``Field(...)``, which describes the parameter."""
+    from pydantic.fields import FieldInfo
+
+    return isinstance(default, FieldInfo)
+
+
+def _field_default(field: FieldInfo) -> Any:
+    return inspect.Parameter.empty if field.is_required() else field.get_default(call_default_factory=True)
 
 
 def inner_function(function: Any) -> Any:
@@ -351,6 +370,8 @@ def _supported_type(hint: Any, inside: tuple[Any, ...] = ()) -> Any:
     """Return an equivalent type for pydantic, which does not support `typing.TypedDict` before Python 3.12."""
     if is_typeddict(hint) and sys.version_info < (3, 12):
         return dict[str, Any] if hint in inside else _typed_dict(hint, (*inside, hint))
+    if hint is Iterable or get_origin(hint) is Iterable:  # pydantic would only check the items while a tool reads them
+        return list[_supported_type((*get_args(hint), Any)[0], inside)]  # type: ignore[misc]
     parts = get_args(hint)
     changed = tuple(part if isinstance(part, str) else _supported_type(part, inside) for part in parts)
     if changed == parts:
@@ -403,12 +424,30 @@ def _fits_json(hint: Any) -> bool:
     return True
 
 
-def _one_each(details: Sequence[ErrorDetails]) -> list[ErrorDetails]:
-    """Return the first problem of each argument; a union reports one per alternative."""
-    found: dict[Any, ErrorDetails] = {}
-    for one in details:
-        found.setdefault(one["loc"][:1], one)
-    return list(found.values())
+def _path_in(values: Any, details: ErrorDetails) -> tuple[Any, ...]:
+    """Return the path of a problem in the values: its location without pydantic's names of a union's alternatives."""
+    path: list[Any] = []
+    for number, part in enumerate(details["loc"], start=1):
+        is_key = isinstance(values, Mapping) and part in values
+        if is_key or (isinstance(values, list | tuple) and isinstance(part, int) and part < len(values)):
+            values = values[part]
+            path.append(part)
+        elif number == len(details["loc"]) and details["type"].startswith("missing"):
+            path.append(part)
+    return tuple(path)
+
+
+def _one_each(
+    found: Sequence[tuple[tuple[Any, ...], ErrorDetails]],
+) -> Iterator[tuple[tuple[Any, ...], list[ErrorDetails]]]:
+    """Yield the deepest problem of each argument, because a union reports one or more per alternative.
+
+    Problems of several alternatives with the same value are one problem.
+    """
+    for argument in dict.fromkeys(path[:1] for path, _ in found):
+        depth = max(len(path) for path, _ in found if path[:1] == argument)
+        deepest = next(path for path, _ in found if path[:1] == argument and len(path) == depth)
+        yield deepest, [details for path, details in found if path == deepest]
 
 
 def refuse_depth(values: Mapping[str, Any]) -> None:
@@ -449,12 +488,10 @@ def _from_json(name: str, value: Any) -> Any:
         raise _too_deep(name) from error
 
 
-def _plain(message: str) -> str:
-    return message.removeprefix("Input should be ").removeprefix("Value error, ")
-
-
-def _without_title(schema: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in schema.items() if key not in ("title", "default")}
+def _expected(details: ErrorDetails) -> str:
+    if details["type"] == "union_tag_invalid":
+        return "an object whose {discriminator} is one of {expected_tags}".format(**details["ctx"])
+    return _EXPECTED.get(details["type"]) or re.sub("^(Input should be|Value error,) ", "", details["msg"])
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import functools
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import gymnasium
 import numpy as np
@@ -120,7 +120,15 @@ def _create(env_id: str | type[gymnasium.Env[Any, Any]], options: dict[str, Any]
     try:
         if isinstance(env_id, str):
             return gymnasium.make(env_id, disable_env_checker=True, **options)
-        return env_id(**options)
+        made: object = env_id(**options)
+        if isinstance(made, gymnasium.vector.VectorEnv):
+            made.close()
+            raise UsageError(
+                f"{env_id.__module__}:{env_id.__qualname__} makes several environments at once",
+                got=f"a VectorEnv with num_envs={made.num_envs}",
+                expected="a single environment, because agentrl makes one for each concurrent episode",
+            )
+        return cast("gymnasium.Env[Any, Any]", made)
     except (gymnasium.error.Error, ModuleNotFoundError, TypeError) as error:
         name = env_id if isinstance(env_id, str) else f"{env_id.__module__}:{env_id.__qualname__}"
         what = f"the Gymnasium environment {name} cannot be created"

@@ -15,7 +15,7 @@ from .environment import TelecomDesk, declared_tools
 from .options import ENVIRONMENT, MAX_STEPS, parse_options
 from .published.desk import PublishedDesk
 from .published.instructions import instruct
-from .published.task_source import PublishedTasks
+from .published.task_source import PublishedTasks, splits_with_tasks
 from .tasks import TelecomTasks
 
 POLICY = importlib.resources.files(__package__).joinpath("data/policy.md").read_text(encoding="utf-8")
@@ -34,6 +34,12 @@ def tasks(split: str, **options: Any) -> NumberedTasks:
     return TelecomTasks(split, checked) if checked.data is None else PublishedTasks(split, checked)
 
 
+def splits_of(**options: Any) -> tuple[str, ...]:
+    """Return the splits: those of published tasks have no ``valid``."""
+    checked = parse_options(**options)
+    return SPLITS if checked.data is None else splits_with_tasks(checked)
+
+
 def instructions_of(**options: Any) -> Instructions | None:
     """Return the instructions of published tasks; ``None`` for generated ones."""
     checked = parse_options(**options)
@@ -45,6 +51,7 @@ SPEC = EnvironmentSpec(
     make=make,
     tasks=tasks,
     splits=SPLITS,
+    splits_of=splits_of,
     description=(
         "The support desk of a telephone company, similar to tau2-bench's: tools over customers, lines and bills, a"
         " policy, and a scripted customer who changes the phone's settings as the agent says. Solved if the phone works"

@@ -229,6 +229,16 @@ def test_tools_are_listed_shown_and_called(agentrl: Cli) -> None:
     assert "the policy would read: wrong arguments for calculator: expression is missing" in refused.err
 
 
+@pytest.mark.parametrize("command", ["call", "check"])
+def test_what_a_tool_prints_is_not_among_the_results(agentrl: Cli, workplace: Path, command: str) -> None:
+    shout = 'def shout() -> str:\n    """Shout."""\n    print("noise")\n    return "ok"\n'
+    (workplace / "noisy.py").write_text(f"import agentrl\n\n\n@agentrl.tool\n{shout}")
+    ended = agentrl("tool", command, "noisy:shout")
+    assert ended.out == "ok\n" if command == "call" else ended.out.startswith("tool shout\npassed ")
+    assert "noise" not in ended.out
+    assert ended.err.startswith("noise\n") or command == "check"
+
+
 def test_what_no_encoding_knows_is_replaced_in_results(agentrl: Cli, workplace: Path) -> None:
     (workplace / "halves.py").write_text(
         'import agentrl\n\n\n@agentrl.tool\ndef half() -> str:\n    """Half."""\n    return \'a\\ud800b\'\n'

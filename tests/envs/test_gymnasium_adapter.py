@@ -112,3 +112,11 @@ def test_what_cannot_be_put_into_text_is_rejected(options: dict[str, Any], words
 def test_one_of_text_is_left_alone() -> None:
     assert isinstance(make(env_id=Talker), Talker)
     assert isinstance(make(env_id="CartPole-v1", actions=["push left", "push right"]), GymnasiumText)
+
+
+def test_a_vector_environment_is_refused() -> None:
+    def make_two() -> gymnasium.vector.VectorEnv[Any, Any, Any]:
+        return gymnasium.make_vec("CartPole-v1", num_envs=2, vectorization_mode="sync")
+
+    with pytest.raises(UsageError, match=r"makes several environments at once: got a VectorEnv with num_envs=2"):
+        make(env_id=make_two)

@@ -40,6 +40,8 @@ from agentrl.rollout.roles.role_policies import RolePolicy
 from agentrl.rollout.roles.run_roles import RoleSetup
 from agentrl.rollout.runner import EpisodeRunner
 from agentrl.serving.scripted import ScriptedEngine
+from agentrl.testing import check_env
+from agentrl.testing.report import CheckStatus
 from agentrl.tool import ToolResult
 
 FILES = Path(__file__).parent / "telecom_published"
@@ -312,6 +314,20 @@ async def test_agents_and_servers_get_the_instructions_of_the_options(data: str)
     await pool.close()
     served = write_served(SPEC, {"data": data}, frozenset(), "")
     assert served["spec"]["tool_instructions"].startswith("<main_policy>")
+
+
+def test_the_environment_check_knows_which_splits_the_files_have(data: str) -> None:
+    rules = ("has tasks", "keeps splits apart")
+    alone, apart = check_env("telecom", options={"data": data}, only=rules).rows
+    assert (alone.status, apart.status, apart.detail) == (CheckStatus.PASSED, CheckStatus.SKIPPED, "only one split")
+    ids = [task["id"] for task in json.loads(Path(data, "tasks.json").read_text(encoding="utf-8"))]
+    Path(data, "split_tasks.json").write_text(json.dumps({"train": ids[:2], "test": ids[2:4]}), encoding="utf-8")
+    read_folder.cache_clear()
+    rows = check_env("telecom", options={"data": data}, only=rules).rows
+    assert [(row.status, row.detail) for row in rows] == [
+        (CheckStatus.PASSED, "train 2, test 2"),
+        (CheckStatus.PASSED, "all tasks compared, 4 openings"),
+    ]
 
 
 def test_the_split_file_names_the_splits(data: str) -> None:

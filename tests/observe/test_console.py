@@ -2,6 +2,8 @@
 
 import io
 import logging
+import os
+import sys
 
 import pytest
 from hypothesis import given
@@ -18,6 +20,20 @@ from agentrl.observe.run_folder import logging_to
 
 EVIL = "a\x1b]0;owned\x07\x1b[2J\x9b31m\r\x08\x7f\u202egnp.exe"
 HARMFUL = "\x1b\x9b\x07\x08\r\x7f\u202e"
+
+
+@pytest.mark.parametrize("fault", ["closed", "replaced"])
+def test_results_are_printed_after_the_users_code_closed_or_replaced_standard_output(capfd, monkeypatch, fault):
+    with os.fdopen(os.dup(1), "w") as standard_output:
+        monkeypatch.setattr(sys, "stdout", standard_output)
+        with console.kept_streams():
+            if fault == "closed":
+                sys.stdout.close()
+            else:
+                monkeypatch.setattr(sys, "stdout", io.StringIO())
+            console.out.print("the result")
+            note("the note")
+    assert capfd.readouterr() == ("the result\n", "the note\n")
 
 
 def printed(thing, **options):

@@ -41,7 +41,7 @@ from agentrl.remote.wire import (
 from agentrl.task import Task
 from agentrl.tool import Tool, ToolResult, ToolRules
 
-CLIENTS_OWN = {"name", "make", "tasks", "isolation", "isolation_of", "options", "extra"}
+CLIENTS_OWN = {"name", "make", "tasks", "isolation", "isolation_of", "splits_of", "options", "extra"}
 """Facts of a spec that a client decides for itself: its name is the address, its steps wait for the network, and what
 its server has installed is the server's."""
 SENT_AS_OTHERS = {"instructions_of"}

@@ -39,6 +39,20 @@ def make_spec():
 
 
 @pytest.fixture
+async def make_pool(make_spec):
+    pools = []
+
+    def make(factory, isolation=Isolation.INLINE, **options):
+        pool = EnvPool(make_spec(factory, isolation=isolation), **options)
+        pools.append(pool)
+        return pool
+
+    yield make
+    for pool in pools:
+        await pool.close()
+
+
+@pytest.fixture
 def make_engine(renderer):
     """A scripted engine that says the given texts, one per turn, over and over."""
 

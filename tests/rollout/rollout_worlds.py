@@ -1,6 +1,7 @@
 """Small worlds for the runtime's tests; a module of its own so that worker processes can import it."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -109,6 +110,11 @@ class Faulty(gymnasium.Env):
             print("noise", sys.stdin.read(), flush=True)
         if self.fault == "raise":
             raise ValueError("boom")
+        if self.fault == "signal":
+            signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+        if self.fault == "run":
+            with contextlib.closing(asyncio.sleep(0)) as work:
+                asyncio.run(work)
         if self.fault == "hang":
             time.sleep(30)
         if self.fault == "stop":

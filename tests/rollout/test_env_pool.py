@@ -51,20 +51,6 @@ async def play_one_step(pool, task):
 BLOCKING = [Isolation.THREAD, Isolation.PROCESS]
 
 
-@pytest.fixture
-async def make_pool(make_spec):
-    pools = []
-
-    def make(factory, isolation=Isolation.INLINE, **options):
-        pool = EnvPool(make_spec(factory, isolation=isolation), **options)
-        pools.append(pool)
-        return pool
-
-    yield make
-    for pool in pools:
-        await pool.close()
-
-
 @pytest.mark.parametrize("isolation", list(Isolation))
 async def test_an_episode_is_the_same_wherever_it_runs(make_pool, worlds, isolation):
     pool = make_pool(worlds.Corridor, isolation, workers=1, options={"length": 2})
@@ -562,7 +548,7 @@ def test_a_reply_of_a_worker_process_is_bounded(monkeypatch):
         env_processes._reply(sent, (True, bytes(size)))
         succeeded, value = pickle.loads(sent.getvalue()[HEADER.size :])
         assert succeeded == fits
-        assert fits or value == (EnvironmentFailure, "the returned value has 1,021 bytes, expected at most 1,000")
+        assert fits or value == (EnvironmentFailure, "the returned value has 1,021 bytes, expected at most 1,000", None)
 
 
 def test_a_worker_serves_the_process_that_started_it_only():

@@ -1,13 +1,17 @@
-"""States of environments behind Gymnasium wrappers."""
+"""Environments behind Gymnasium wrappers, and code whose success depends on where it runs."""
+
+import asyncio
 
 import gymnasium
 import numpy as np
 import pytest
 from agentrl.envs.puzzles.sokoban import SPEC as SOKOBAN
 
+from agentrl.env import Isolation
 from agentrl.errors import EnvironmentFailure, UsageError, failure_of
 from agentrl.rollout.env_returns import WrongReturn
 from agentrl.rollout.env_workers import EnvAdapter
+from agentrl.task import Task
 
 
 async def test_a_state_holds_the_steps_that_a_wrapper_has_counted():
@@ -153,3 +157,56 @@ async def test_random_actions_do_not_depend_on_other_episodes_with_the_same_spac
         return found
 
     assert await play(Plain.action_space.sample) == await play(lambda: None)
+
+
+async def play_one_step(pool, fault="none"):
+    async with pool.borrow("e") as world:
+        await world.reset(Task(id="t", environment="world", options={"fault": fault}))
+        return await world.step("x")
+
+
+@pytest.mark.parametrize("isolation", list(Isolation))
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("raise", r"failed: got ValueError: boom\. It was raised in \S*rollout_worlds\.py line \d+: raise ValueError"),
+        (
+            "four",
+            r"failed: got step returned 4 values, expected 5: [\w, ]+\. Check the environment with: "
+            r"agentrl env check world$",
+        ),
+    ],
+)
+async def test_error_names_the_line_or_the_next_step(make_pool, worlds, isolation, fault, words):
+    with pytest.raises(EnvironmentFailure, match=words):
+        await play_one_step(make_pool(worlds.Faulty, isolation, workers=1), fault)
+
+
+async def test_isolation_decides_which_code_of_asyncio_and_signals_works(make_pool, worlds):
+    for isolation in (Isolation.THREAD, Isolation.PROCESS):
+        assert (await play_one_step(make_pool(worlds.Faulty, isolation, workers=1), "run")).result.done
+    with pytest.raises(EnvironmentFailure, match=r"running event loop \(.*environment.isolation=thread\)"):
+        await play_one_step(make_pool(worlds.Faulty), "run")
+    stepped = await play_one_step(make_pool(worlds.Faulty, Isolation.PROCESS, workers=1), "signal")
+    assert stepped.result.done
+    with pytest.raises(EnvironmentFailure, match=r"main thread.* \(this code .*environment.isolation=process\)"):
+        await play_one_step(make_pool(worlds.Faulty, Isolation.THREAD, workers=1), "signal")
+
+
+class Awaiting(gymnasium.Env):
+    """A `gymnasium.Env` whose step is a coroutine."""
+
+    observation_space = action_space = gymnasium.spaces.Text(100)
+
+    def reset(self, *, seed=None, options=None):
+        return "Hello.", {}
+
+    async def step(self, action):
+        await asyncio.sleep(0)
+        return "Bye.", 1.0, True, False, {}
+
+
+@pytest.mark.parametrize("isolation", list(Isolation))
+async def test_coroutines_of_any_environment_are_awaited(make_pool, isolation):
+    stepped = await play_one_step(make_pool(Awaiting, isolation, workers=1))
+    assert stepped.result.observation == "Bye."

@@ -74,6 +74,18 @@ async def test_a_check_that_fails_is_the_tools_failure():
     assert called.result.text == "Error: count cannot check its arguments (KeyError)"
 
 
+async def test_an_error_without_a_text_says_which_tool_failed():
+    async def wait() -> str:
+        """Wait."""
+        try:
+            raise TimeoutError
+        except TimeoutError as error:
+            raise ToolError(str(error)) from error
+
+    called = await carry_out(Tool(wait))
+    assert (called.result.text, called.failed) == ("Error: wait failed, without a reason", True)
+
+
 async def leave():
     """Leave."""
     sys.exit(3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import pickle
 import sys
@@ -12,13 +13,12 @@ from pydantic import BaseModel, Field
 
 from agentrl.config.environment import EnvironmentConfig
 from agentrl.env import Isolation
-from agentrl.env.lookup import resolve_environment, spec_of
+from agentrl.env.lookup import is_trl_environment, resolve_environment, spec_of, tool_methods
 from agentrl.errors import EnvironmentFailure, Outcome, ToolError, UsageError
 from agentrl.message import ImagePart, TextPart
 from agentrl.rollout.budget import EpisodeLimits
 from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy, ScriptedPolicy
 from agentrl.rollout.task_source import task_source
-from agentrl.tool.trl import is_trl_environment, tool_methods
 
 
 class EchoToolEnv:
@@ -116,6 +116,34 @@ class LaterReward(OwnReward):
         return super().get_reward()
 
 
+class Awaited(EchoToolEnv):
+    """Awaits in every method; each needs the event loop of the one before."""
+
+    async def reset(self, **kwargs):
+        super().reset()
+        self.loop = asyncio.get_running_loop()
+        return "Say something."
+
+    async def echo(self, message: str) -> str:
+        """
+        Echo.
+
+        Args:
+            message: The message to echo
+        """
+        await self._check()
+        if message == "no":
+            raise ValueError("not this one")
+        return super().echo(message)
+
+    async def close(self):
+        await self._check()
+
+    async def _check(self):
+        await asyncio.sleep(0)
+        assert asyncio.get_running_loop() is self.loop
+
+
 class OldGym:
     def reset(self):
         return "x"
@@ -175,19 +203,30 @@ async def test_a_reward_that_is_not_a_number_fails_the_episode(run):
     assert "reward of WordleEnv is 'nothing'" in trajectory.error
     env = spec_of(WordleEnv).make()
     env.reset(seed=0)
-    env._inner.reward = "nothing"
+    env._inner._inner.reward = "nothing"
     with pytest.raises(EnvironmentFailure, match="reward of WordleEnv is 'nothing', expected a finite number"):
         env.step("I stop.")
 
 
+@pytest.mark.parametrize("isolation", list(Isolation))
+async def test_asynchronous_methods_are_awaited_in_one_loop(make_runner, play, isolation):
+    calls = [call("echo", message="no"), call("echo", message="hello")]
+    runner = make_runner(spec_of(Awaited).make, *calls, "Done.", loop="tool_calling", isolation=isolation)
+    trajectory = await play(runner)
+    assert trajectory.outcome is Outcome.FINISHED
+    assert [turn.reward for turn in trajectory.turns] == [0.0, 0.5, 0.0]
+    assert trajectory.metrics["tool/echo/errors"] == 1
+
+
+@pytest.mark.parametrize("isolation", list(Isolation))
 @pytest.mark.parametrize("kind", [OwnReward, LaterReward])
 @pytest.mark.parametrize("answers", [("Done.",), ()], ids=["the policy ends it", "a limit ends it"])
-async def test_get_reward_is_called_once_at_the_end_and_is_not_a_tool(make_runner, play, kind, answers):
+async def test_get_reward_is_called_once_at_the_end_and_is_not_a_tool(make_runner, play, kind, answers, isolation):
     assert tool_methods(kind) == ["add"]
     spec = spec_of(kind)
     calls = [call("add", amount=1), call("add", amount=2)]
     limits = EpisodeLimits(max_turns=2 + len(answers))
-    runner = make_runner(spec.make, *calls, *answers, loop="tool_calling", isolation=spec.isolation, limits=limits)
+    runner = make_runner(spec.make, *calls, *answers, loop="tool_calling", isolation=isolation, limits=limits)
     trajectory = await play(runner)
     assert trajectory.outcome is (Outcome.FINISHED if answers else Outcome.TRUNCATED_TURNS)
     assert [turn.reward for turn in trajectory.turns][-1] == trajectory.reward == 1.0
@@ -196,7 +235,7 @@ async def test_get_reward_is_called_once_at_the_end_and_is_not_a_tool(make_runne
 def test_reset_gets_the_options_of_the_task_and_its_text_is_the_observation():
     env = spec_of(EchoToolEnv).make()
     assert env.reset(seed=1, options={"level": 3}) == ("", {})
-    assert env._inner.given == {"level": 3}
+    assert env._inner._inner.given == {"level": 3}
     assert spec_of(WordleEnv).make(word="stone").reset(seed=1) == ("Guess a word of five letters.", {})
 
 
@@ -342,4 +381,4 @@ async def test_a_random_policy_calls_the_tools_of_an_environment_without_actions
     assert all(turn.valid for trajectory in seen for turn in trajectory.turns)
     assert all(trajectory.reward == 1.0 for trajectory in seen)
     assert {mode for mode, _ in Thermostat.kinds} == {"heat", "cool"}
-    assert {note for _, note in Thermostat.kinds} >= {"help", "Done."}, "common words, and words of the last observation"
+    assert {note for _, note in Thermostat.kinds} >= {"help", "Done."}, "common words, and those of the observation"

@@ -1,6 +1,8 @@
 """Environments with one fault each, for the environment check."""
 
+import asyncio
 import os
+import signal
 import sys
 import threading
 from typing import Any
@@ -94,6 +96,38 @@ class Interrupting(Sound):
 class Dying(Sound):
     def step(self, action: str) -> Step:
         os._exit(5)
+
+
+class ArrayReward(Sound):
+    """Nothing is wrong with it: it pays an array with one element, and calls `asyncio.run`."""
+
+    def step(self, action: str) -> Any:
+        observation, reward, terminated, truncated, info = super().step(action)
+        asyncio.run(asyncio.sleep(0))
+        return observation, np.array([reward]), terminated, truncated, info
+
+
+class Lines(Sound):
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        observation, info = super().reset(seed=seed)
+        return (observation, observation), info
+
+
+class TwoRewards(Sound):
+    def step(self, action: str) -> Any:
+        observation, reward, terminated, truncated, info = super().step(action)
+        return observation, np.array([reward, reward]), terminated, truncated, info
+
+
+class NoSeed(Sound):
+    def reset(self) -> Any:
+        return super().reset()
+
+
+class Alarming(Sound):
+    def step(self, action: str) -> Any:
+        signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+        return super().step(action)
 
 
 class Raising(Sound):

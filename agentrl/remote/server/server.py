@@ -230,7 +230,7 @@ class EnvironmentServer:
             sessions=self.sessions,
             begin=self._begin,
             tasks=lambda split: self.spec.tasks(split, **self._options),
-            splits=self.spec.splits,
+            splits=self.spec.splits_under(self._options),
             token=self.settings.token,
             host=self.settings.host,
         )

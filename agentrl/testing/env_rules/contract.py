@@ -14,7 +14,7 @@ from gymnasium.spaces import Text
 from gymnasium.utils.env_checker import check_env as check_gymnasium
 
 from agentrl.env import StepResult
-from agentrl.errors import UsageError
+from agentrl.errors import UsageError, described_error
 from agentrl.rollout.env_returns import WrongReturn, check_reset, check_step, unpack_step
 from agentrl.task import Task, TaskSource
 from agentrl.testing.env_session import (
@@ -49,7 +49,7 @@ NONSENSE = (
 def has_tasks(subject: Subject) -> str:
     """Every split has tasks, and returns the same task for the same number."""
     sizes = {}
-    for split in subject.spec.splits:
+    for split in subject.spec.splits_under(subject.options):
         source = subject.spec.tasks(split, **subject.options)
         if len(source) == 0:
             raise RuleFailed(f"split {split} has no tasks")
@@ -63,9 +63,10 @@ def has_tasks(subject: Subject) -> str:
 @rule("give each split its own seeds, ids and content, for example by the checksum of the opening state")
 def keeps_splits_apart(subject: Subject) -> str:
     """No two splits share a task: no id, no seed with the same options, and no opening state."""
-    if len(subject.spec.splits) < 2:
+    splits = subject.spec.splits_under(subject.options)
+    if len(splits) < 2:
         raise RuleSkipped("only one split")
-    sources = {split: subject.spec.tasks(split, **subject.options) for split in subject.spec.splits}
+    sources = {split: subject.spec.tasks(split, **subject.options) for split in splits}
     compared, total = _compare_tasks(sources, subject), sum(map(len, sources.values()))
     openings = _compare_openings(sources, subject)
     what = "all" if compared == total else f"{compared:,} of {total:,}"
@@ -176,7 +177,7 @@ def plays_an_episode(subject: Subject) -> str:
     except (RuleFailed, UsageError, WrongReturn):
         raise
     except Exception as error:
-        raise RuleFailed(f"{watched_calls().raised} raised {type(error).__name__}: {error}") from error
+        raise RuleFailed(f"{watched_calls().raised} raised {described_error(error)}") from error
     return f"{len(played.results)} steps"
 
 

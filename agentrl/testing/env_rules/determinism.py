@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 import json
 import pickle
 import sys
 import threading
 from collections.abc import Coroutine, Sequence
+from contextlib import ExitStack
 from importlib.machinery import EXTENSION_SUFFIXES
 from types import ModuleType
 from typing import Any, cast
@@ -31,6 +33,7 @@ from agentrl.testing.env_session import (
     play,
     random_policy,
     replay,
+    replay_in,
 )
 from agentrl.testing.env_subject import Subject, transcript, until
 from agentrl.testing.report import RuleFailed, RuleSkipped, RuleWarned, rule
@@ -258,7 +261,14 @@ def _has_extension(root: str) -> bool:
 def runs_interleaved(subject: Subject) -> str:
     """Interleaved episodes in one process are equal to episodes that run alone."""
     single = subject.single_episodes
-    together = asyncio.run(_take_turns(subject, single))
+    with ExitStack() as stack:
+        sessions = [stack.enter_context(subject.session()) for _ in single]
+        if isinstance(sessions[0].env, AsyncEnv):
+            together = asyncio.run(_take_turns(subject, single))
+        else:
+            plays = (replay_in(*played) for played in zip(sessions, subject.tasks, _actions(single), strict=False))
+            turns = zip(*itertools.zip_longest(*plays), strict=True)
+            together = [[moment for moment in moments if moment is not None] for moments in turns]
     for one, other in zip(single, together, strict=True):
         require_equal(one.moments, other, "an interleaved episode differs from the same episode alone")
     return f"{len(single)} interleaved episodes are equal to single ones"
@@ -267,11 +277,15 @@ def runs_interleaved(subject: Subject) -> str:
 async def _take_turns(subject: Subject, single: Sequence[PlayedEpisode]) -> list[list[StepSnapshot]]:
     envs = [make_environment(subject.spec.make, subject.options) for _ in single]
     try:
-        plays = (replay(*played) for played in zip(envs, subject.tasks, (e.actions for e in single), strict=False))
+        plays = (replay(*played) for played in zip(envs, subject.tasks, _actions(single), strict=False))
         return list(await asyncio.gather(*plays))
     finally:
         for env in envs:
             await maybe_await(env.close())
+
+
+def _actions(episodes: Sequence[PlayedEpisode]) -> list[Sequence[str]]:
+    return [episode.actions for episode in episodes]
 
 
 @rule("share no mutable state, or state `isolation=Isolation.PROCESS`")
@@ -294,17 +308,14 @@ def _play_in_threads(subject: Subject, single: Sequence[PlayedEpisode]) -> list[
 
     def run(number: int, task: Task, actions: Sequence[str]) -> None:
         try:
-            env = make_environment(subject.spec.make, subject.options)
-            start.wait(HANGING_S)
-            try:
-                ended[number] = asyncio.run(replay(env, task, actions))
-            finally:
-                env.close()
+            with subject.session() as session:
+                start.wait(HANGING_S)
+                ended[number] = list(replay_in(session, task, actions))
         except Exception as error:  # the rule raises a thread's error
             start.abort()
             ended.setdefault(number, error)
 
-    plays = enumerate(zip(subject.tasks, (episode.actions for episode in single), strict=False))
+    plays = enumerate(zip(subject.tasks, _actions(single), strict=False))
     threads = [threading.Thread(target=run, args=(number, *play), daemon=True) for number, play in plays]
     _run_threads(threads)
     results = [ended.get(number) for number in range(len(threads))]

@@ -24,7 +24,7 @@ from .handset import SYMBOLS
 from .instructions import DONE, agent_tools, customer_tools
 from .reading import PublishedTask
 from .schema import Requestor
-from .task_source import PublishedTasks, default_split, published_task
+from .task_source import PublishedTasks, published_task, splits_with_tasks
 from .world import PHONE_TOOLS, PublishedWorld, hash_json
 
 Step: TypeAlias = tuple[str, float, bool, bool, dict[str, Any]]
@@ -87,7 +87,7 @@ class PublishedDesk(gymnasium.Env[str, str]):
         super().reset(seed=seed)
         drawn = int(self.np_random.integers(2**31)) if seed is None else seed
         task_id = asked_task(options, ENVIRONMENT)
-        self._begin(task_id or PublishedTasks(default_split(self.options), self.options).draw(drawn))
+        self._begin(task_id or PublishedTasks(splits_with_tasks(self.options)[0], self.options).draw(drawn))
         if self.customer is not None:
             return GREETING, {**self._info(), **self.customer.briefing()}
         if self.task.row.ticket is None:

@@ -38,9 +38,10 @@ def folder_of(options: TelecomOptions) -> PublishedFolder:
     return read_folder(str(options.data))
 
 
-def default_split(options: TelecomOptions) -> str:
-    """Return the split from which an environment draws: training tasks if there are any."""
-    return TRAIN if options.task_set is None and TRAIN in folder_of(options).sets else TEST
+def splits_with_tasks(options: TelecomOptions) -> tuple[str, ...]:
+    """Return the splits that the files have; an environment draws from the first one by default."""
+    has_both = options.task_set is None and {TRAIN, TEST} <= folder_of(options).sets.keys()
+    return (TRAIN, TEST) if has_both else (TEST,)
 
 
 def published_task(task_id: str, options: TelecomOptions) -> PublishedTask:
