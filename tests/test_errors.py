@@ -93,6 +93,6 @@ async def test_a_stop_iteration_keeps_its_place_and_type() -> None:
     with pytest.raises(EnvironmentFailure) as failed:
         async with async_boundary(EnvironmentFailure, "step", deadline_s=60):
             await step()
-    assert "got StopIteration: " in str(failed.value)
+    assert "got StopIteration. It was raised in " in str(failed.value)
     assert failed.value.location is not None
     assert (failed.value.location.file, failed.value.location.code) == (__file__, "return next(iter(()))")

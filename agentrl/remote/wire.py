@@ -52,6 +52,7 @@ _SPEC_FIELDS = (
     "answer_format",
     "max_turns",
     "success_threshold",
+    "reset_columns",
 )
 
 

@@ -61,7 +61,7 @@ async def cancelled(trajectory, task):
     [
         (broken, r"TypeError: .*It was raised in .*test_reward_failures.py line \d+: return task.ground_truth\["),
         (broken_later, r"SystemExit: 0.*line \d+: raise SystemExit"),
-        (interrupted, r"KeyboardInterrupt: .*line \d+: raise KeyboardInterrupt"),
+        (interrupted, r"KeyboardInterrupt\. It was raised in .*line \d+: raise KeyboardInterrupt"),
         (cancelled, "a coroutine that was cancelled from within"),
         (functools.partial(broken), "TypeError"),
         (lambda completions: [1.0, 2.0], "expected a list of one number"),

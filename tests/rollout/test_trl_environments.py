@@ -273,7 +273,7 @@ def test_rows_of_a_data_set_for_trl_are_tasks(tmp_path):
     assert second.options["word"] == "pan"
     env = spec.make()
     env.reset(seed=1, options=dict(first.options))
-    assert env._inner.given == {"prompt": asked, "word": "mug", "answer": 3}
+    assert env._inner._inner.given == {"prompt": asked, "word": "mug", "answer": 3}
     with pytest.raises(UsageError, match="got word, answer: got an unexpected keyword argument 'answer'"):
         spec_of(Wanted).make().reset(seed=1, options=dict(first.options))
     named = {"prompt": "Echo.", "word": "mug"}
