@@ -12,6 +12,7 @@ from agentrl.agent_loop import AgentLoop
 from agentrl.config import load_config
 from agentrl.errors import ConfigError, Outcome, ServersLost, TemplateError, TrainingError, UnknownNameError, UsageError
 from agentrl.errors.deadlines import CLOSING_S
+from agentrl.observe.checkpoints import Checkpoints
 from agentrl.observe.metrics import read_metrics
 from agentrl.observe.model_folder import find_model
 from agentrl.observe.progress import Phase, RunWatcher
@@ -19,6 +20,7 @@ from agentrl.observe.trajectory_store import read_trajectories
 from agentrl.runs.rl import Orchestrator, train
 from agentrl.runs.sft import warm_start
 from agentrl.runs.start import Run, resume_run, start_run
+from agentrl.runs.stop import StopRequest
 from agentrl.serving.local import LocalEngine
 from agentrl.serving.local.runner import LocalModelRunner
 from agentrl.weights import InProcessSync
@@ -102,6 +104,41 @@ def test_a_warm_start_learns_what_the_expert_does(tiny_run):
     assert read_metrics(trained.folder.metrics_file)[0]["success/mean"] > 0.6
     with pytest.raises(UsageError, match=r"cannot be resumed.*model only"):
         train(resume_run(run.folder.path))
+
+
+@pytest.mark.parametrize("where", ["update", "measurement"])
+def test_a_stopped_warm_start_leaves_its_model(tiny_run, where):
+    stop = StopRequest()
+
+    class Stopper(Recorder):
+        def on_step(self, step, metrics):
+            if step == 3 and where == "update":
+                stop()
+
+        def on_status(self, status):
+            if status.phase is Phase.EVALUATE:
+                stop()
+
+    lessons = "sft={episodes: 32, tokens_per_update: 256, stop_at: 0.99, check_every: 3, check_tasks: 64}"
+    run, watcher = tiny_run(lessons), Stopper()
+    with pytest.raises(KeyboardInterrupt):
+        warm_start(run, watcher=watcher, interruption=stop)
+    [checkpoint] = Checkpoints(run.folder.checkpoints, keep=2).present()
+    assert checkpoint.step == 3
+    assert f"model.path={checkpoint.path}" in watcher.messages[-1]
+    assert find_model(str(run.folder.path)) == str(checkpoint.path / "model")
+    again = warm_start(tiny_run(f"model.path={run.folder.path}", "sft={episodes: 8}", name="again"))
+    assert again.step >= 1
+
+
+def test_a_warm_start_saves_its_model_every_few_minutes(tiny_run):
+    run, watcher = tiny_run("sft={episodes: 32, tokens_per_update: 256, save_minutes: 1e-9}"), Recorder()
+    result = warm_start(run, watcher=watcher)
+    assert watcher.checkpoints == list(range(1, result.step + 1))
+    assert [found.step for found in Checkpoints(run.folder.checkpoints, keep=2).present()] == [
+        result.step - 1,
+        result.step,
+    ]
 
 
 @pytest.mark.slow

@@ -152,11 +152,13 @@ def test_a_judge_scores_a_runs_episodes_and_its_silence_is_no_reward(tiny_run, j
 def test_a_policy_learns_from_the_pairs_of_a_run(tiny_run):
     played = tiny_run("trainer={steps: 2, tasks_per_step: 4}", "algorithm.group_size=4", name="played")
     train(played)
-    settings = f"preferences={{sources: [{played.folder.path}], pairs_per_task: 2, epochs: 4, learning_rate: 1e-3}}"
+    settings = f"preferences={{sources: [{played.folder.path}], pairs_per_task: 2, epochs: 4, learning_rate: 1e-3, "
+    settings += "save_minutes: 1e-9}"
     run = tiny_run(settings, f"model.path={played.folder.path}", name="pairs")
     result = learn_preferences(run)
     lines = lines_of(run)
     assert result.step == len(lines) == 4
+    assert sorted(path.name for path in run.folder.checkpoints.glob("step-*")) == ["step-000003", "step-000004"]
     assert lines[0]["preferences/loss"] == pytest.approx(math.log(2), abs=1e-5)
     assert lines[-1]["preferences/accuracy"] > 0.8
     again = tiny_run(f"model.path={run.folder.path}", "trainer.steps=1", name="on")
@@ -175,13 +177,15 @@ def test_pairs_of_a_run_with_other_tokens_are_refused(tiny_run):
 def test_a_reward_model_learns_from_a_runs_pairs_and_scores_the_next(tiny_run):
     played = tiny_run("trainer={steps: 2, tasks_per_step: 4}", "algorithm.group_size=4", name="played")
     train(played)
-    settings = f"preferences={{sources: [{played.folder.path}], pairs_per_task: 2, epochs: 6, learning_rate: 3e-3}}"
+    settings = f"preferences={{sources: [{played.folder.path}], pairs_per_task: 2, epochs: 6, learning_rate: 3e-3, "
+    settings += "save_minutes: 1e-9}"
     reader = tiny_run(settings, f"model.path={played.folder.path}", "model.scratch=null", name="reader")
     result = train_reward(reader)
     lines = lines_of(reader)
     assert lines[-1]["reward_model/loss"] < lines[0]["reward_model/loss"]
     assert lines[-1]["reward_model/accuracy"] >= 0.75
     assert result.step == len(lines)
+    assert len(list(reader.folder.checkpoints.glob("step-*"))) == 2, "saved after each update, and the newest two kept"
 
     scored = f"agent.reward_model={{path: {reader.folder.path}, environment_weight: 0.5}}"
     run = tiny_run(scored, "trainer.steps=1", name="scored")

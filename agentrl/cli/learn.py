@@ -80,8 +80,8 @@ def sft(
     if dry_run:
         print_dry_run(config, warm_start_rows(config), check=check_sft_start, with_config=show_config)
         return
-    saved, use = "a warm start saves the model at its end", "train it: agentrl train … model.path={folder}"
-    _learn(config, warm_start, kind="sft", check=check_sft_start, next_step=use, saved=saved)
+    use = "train it: agentrl train … model.path={folder}"
+    _learn(config, warm_start, kind="sft", check=check_sft_start, next_step=use)
 
 
 @app.command(
@@ -148,12 +148,16 @@ def _learn(
     kind: str,
     check: StartCheck | None,
     next_step: str,
-    saved: str = "it is saved at the end",
 ) -> None:
     """Create a run's folder, call `function` to train, and print the next command, with ``{folder}`` filled in."""
     run = start_run(config, kind=kind, check=check)
-    stopped = f"stopped: {shown_path(run.folder.path)} has no model, because {saved}; start again"
-    with watching() as watcher, message_when_interrupted(lambda: stopped):
+
+    def stopped() -> str:
+        if not run.folder.checkpoints.is_dir():
+            return f"stopped before the first update: {shown_path(run.folder.path)} has no model; start again"
+        return f"stopped\n{next_step.format(folder=shlex.quote(str(shown_path(run.folder.path))))}"
+
+    with watching() as watcher, message_when_interrupted(stopped):
         result = function(run, watcher=watcher)
     folder = shown_path(result.folder)
     note(f"done: {folder}\n{next_step.format(folder=shlex.quote(str(folder)))}")

@@ -124,6 +124,8 @@ class PreferencesConfig(Section):
     """Optimizer steps of linear warm-up."""
     schedule: Literal["constant", "cosine"] = "cosine"
     """Schedule of the learning rate after the warm-up; cosine ends at a tenth of the peak."""
+    save_minutes: float = Field(10, gt=0)
+    """Minutes between checkpoints of the model. The end of the run and a stop (Ctrl-C) also save it."""
 
     @model_validator(mode="after")
     def _pairs_fit_the_loss(self) -> Self:

@@ -205,6 +205,8 @@ class SFTConfig(Section):
     """Optimizer steps between measurements for ``stop_at``; none during the warm-up of the learning rate."""
     check_tasks: int = Field(128, ge=1)
     """Tasks per measurement for ``stop_at``."""
+    save_minutes: float = Field(10, gt=0)
+    """Minutes between checkpoints of the model. The end of the run and a stop (Ctrl-C) also save it."""
 
     @model_validator(mode="after")
     def _keys_are_used(self) -> Self:

@@ -2,14 +2,17 @@
 
 prepare (model, demonstrations or pairs) ─► ranks ─► learner ─► updates (metrics.jsonl) ─► checkpoints/step-N/model
 
-Such a run collects its data before the first update, saves the model at the end only, and cannot be resumed.
+Such a run collects its data before the first update, and saves the model every few minutes, when it is stopped, and at
+its end. It cannot be resumed with its optimizer and its place in the data, but another run can start from its model.
 """
 
 from __future__ import annotations
 
 import abc
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import ClassVar, TypeAlias
 
@@ -63,6 +66,9 @@ class LearningRun(abc.ABC):
         self.interruption = interruption or StopRequest()
         self._watcher = watcher or RunWatcher()
         self._log = UpdateLog(run, self.status, self._watcher)
+        self._saved_at = 0.0
+        """Time of the latest checkpoint, or of the start, by `time.monotonic`."""
+        self._saved: Checkpoint | None = None
 
     @property
     @abc.abstractmethod
@@ -103,9 +109,10 @@ class LearningRun(abc.ABC):
             self.enter(self.phase)
             with self._log, open_ranks(self.config.trainer.processes, logs=self.folder.logs) as ranks:
                 learner = load(ranks)
-                final = learner.learn(self._record)
+                self._saved_at = time.monotonic()
+                with self.interruption.counts_signals():
+                    final = learner.learn(partial(self._after_update, learner))
                 saved = self._save(learner, final.update)
-            self._watcher.on_checkpoint(final.update, saved.path)
             return RunResult(
                 folder=self.folder.path,
                 step=final.update,
@@ -128,8 +135,24 @@ class LearningRun(abc.ABC):
         """Send a message to the watcher."""
         self._watcher.on_message(text)
 
+    def _after_update(self, learner: Learner, progress: LearningProgress) -> None:
+        """Record an update, and save the model if it is time, or if the run is to stop."""
+        self._record(progress)
+        if self.interruption.count:
+            self.save_stopped(learner, progress)
+            self.interruption.raise_if_made()
+        if time.monotonic() - self._saved_at >= 60 * self.settings.save_minutes:
+            self._save(learner, progress.update)
+
+    def save_stopped(self, learner: Learner, progress: LearningProgress) -> None:
+        """Save the model of a run that is stopped before its end, and say how to use it."""
+        saved = self._save(learner, progress.update)
+        self.say(
+            f"stopped after update {progress.update} of {progress.updates}: the model is saved, but this training "
+            f"cannot be resumed; start another run from the model: model.path={saved.path}"
+        )
+
     def _record(self, progress: LearningProgress) -> None:
-        self.interruption.raise_if_made()
         if progress.update == 1:
             for warning in warmup_warnings(self.section, self.settings, updates=progress.updates):
                 self.say(warning)
@@ -145,6 +168,13 @@ class LearningRun(abc.ABC):
         self._log.record(progress.update, metrics, updates=progress.updates, skipped=skipped)
 
     def _save(self, learner: Learner, update: int) -> Checkpoint:
-        self.enter(Phase.CHECKPOINT)
+        """Save the model after an update, unless that is done."""
+        if self._saved is not None and self._saved.step == update:
+            return self._saved
+        phase, self.status.phase = self.status.phase, Phase.CHECKPOINT
+        self._watcher.on_status(self.status)
         checkpoints = Checkpoints(self.folder.checkpoints, keep=self.config.checkpoint.keep)
-        return checkpoints.save(update, lambda folder: learner.save(folder / MODEL))
+        self._saved = checkpoints.save(update, lambda folder: learner.save(folder / MODEL))
+        self._watcher.on_checkpoint(update, self._saved.path)
+        self.status.phase, self._saved_at = phase, time.monotonic()
+        return self._saved

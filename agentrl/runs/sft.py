@@ -168,7 +168,6 @@ class WarmStart(LearningRun):
         parts = build_on_ranks(ranks, build_learner, config, demonstrations, path, pad_id(tokenizer))
 
         def learn(progress: ProgressCallback) -> LearningProgress:
-            enough = partial(self._reached_stop_at, parts, path, renderer)
             final = train_supervised(parts.learner, progress=progress, enough=enough)
             self._say_if_short()
             return final
@@ -176,7 +175,15 @@ class WarmStart(LearningRun):
         def save(folder: Path) -> None:
             parts.source.save(folder, tokenizer, renderer.images)
 
-        return Learner(learn=learn, save=save)
+        def enough(progress: LearningProgress) -> bool:
+            try:
+                return self._reached_stop_at(parts, path, renderer, progress)
+            except KeyboardInterrupt:
+                self.save_stopped(learner, progress)
+                raise
+
+        learner = Learner(learn=learn, save=save)
+        return learner
 
     def _reached_stop_at(self, parts: LearnerParts, path: str, renderer: Renderer, progress: LearningProgress) -> bool:
         """Measure success if due; return True if it has reached ``sft.stop_at``."""

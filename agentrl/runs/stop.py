@@ -236,6 +236,33 @@ class StopRequest:
             raise KeyboardInterrupt
 
     @contextmanager
+    def counts_signals(self) -> Iterator[None]:
+        """Count the first Ctrl-C or SIGTERM in this block as a request; the next one has its usual effect at once.
+
+        For work without an event loop, which calls `raise_if_made` from time to time. In other threads than the main
+        one, signals keep their effect.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        usual = {number: signal.getsignal(number) for number in _SIGNALS}
+
+        def count(number: int, frame: FrameType | None) -> None:
+            self.count += 1
+            for each, handler in usual.items():
+                signal.signal(each, handler)
+            if self.count > 1:
+                signal.raise_signal(number)
+
+        for number in _SIGNALS:
+            signal.signal(number, count)
+        try:
+            yield
+        finally:
+            for number, handler in usual.items():
+                signal.signal(number, handler)
+
+    @contextmanager
     def stops(self, stop: Callable[[], object]) -> Iterator[None]:
         """Call `stop` in the event loop at the first request in this block, instead of cancelling the work."""
         self._stop = stop

@@ -96,7 +96,7 @@ def test_an_interrupted_evaluation_says_that_the_same_command_goes_on(
     assert stored.read_bytes().count(b"\n") == 8
 
 
-def test_an_interrupted_warm_start_says_that_nothing_is_saved(
+def test_a_warm_start_that_is_interrupted_before_its_first_update_says_that_nothing_is_saved(
     agentrl: Cli, workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*_: object, **__: object) -> None:
@@ -105,7 +105,8 @@ def test_an_interrupted_warm_start_says_that_nothing_is_saved(
     monkeypatch.setattr("agentrl.cli.learn.warm_start", interrupted)
     ended = agentrl("sft", "--env", "household/train", "--model", "scratch", "environment.options={size: tiny}")
     assert ended.code == 130
-    assert "has no model, because a warm start saves the model at its end; start again" in ended.err
+    assert "stopped before the first update" in ended.err
+    assert "has no model; start again" in ended.err
 
 
 def test_a_counter_tells_what_running_episodes_sample_per_second() -> None:

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.waiting import wait_until
+
+from agentrl.observe.metrics import read_metrics
 
 Cli = Callable[..., Any]
 
@@ -79,3 +85,24 @@ def test_what_a_file_of_conversations_asks_for(
     ended = agentrl(*words)
     assert ended.code == 2
     assert message in ended.err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_warm_start_ends_after_its_update_and_leaves_its_model(
+    agentrl: Cli, workplace: Path, number: int
+) -> None:
+    words = ("sft", "--env", "household/train", "--model", "scratch", "trackers=[]", "run.name=stopped")
+    tiny = ("environment.options={size: tiny}", "agent.loop=react_text", "agent.max_turns=12", "agent.max_tokens=1024")
+    small = ("sft={episodes: 200, tokens_per_update: 300}", "model.scratch={hidden_size: 32, layers: 1}")
+    program = [sys.executable, "-c", "from agentrl.cli import main; main()"]
+    process = subprocess.Popen([*program, *words, *tiny, *small], stderr=subprocess.PIPE, text=True)
+    folder = workplace / "runs" / "stopped"
+    wait_until(lambda: len(read_metrics(folder / "metrics.jsonl")) >= 3, "the third update", within_s=120)
+    process.send_signal(number)
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == 130, told
+    assert re.search(r"stopped after update \d+ of \d+: the model is saved", told)
+    assert told.rstrip().endswith("train it: agentrl train … model.path=runs/stopped")
+    ended = agentrl("eval", "--model", "runs/stopped", "--tasks", "1")
+    assert ended.code == 0, ended.err

@@ -322,3 +322,15 @@ def test_a_forked_copy_of_the_process_does_not_continue_the_run(site: str) -> No
     program = subprocess.run([sys.executable, "-c", FORKING, site], capture_output=True, text=True, timeout=240)
     assert (program.returncode, program.stdout) == (0, "went on\n")
     assert program.stderr.count("the copy ends here") == 1, program.stderr
+
+
+def test_the_first_signal_is_counted_and_the_second_has_its_usual_effect():
+    request, before = StopRequest(), [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    with request.counts_signals():
+        signal.raise_signal(signal.SIGTERM)
+        assert request.count == 1
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+    with pytest.raises(KeyboardInterrupt):
+        request.raise_if_made()
