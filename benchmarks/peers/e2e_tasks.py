@@ -148,7 +148,6 @@ def write_settings(
         "clip_high": clips["clip_high"],
         "max_tokens": config.agent.max_tokens,
         "max_answer_tokens": config.agent.max_answer_tokens,
-        "bf16": config.model.dtype == "bfloat16",
         "max_turns": config.agent.max_turns,
     }
     folder.mkdir(parents=True, exist_ok=True)
