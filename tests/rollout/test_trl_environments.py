@@ -413,8 +413,8 @@ async def test_a_random_policy_calls_asynchronous_tools(make_runner, play, isola
     ],
 )
 def test_random_numbers_fit_the_bounds_of_their_schema(kind, bounds):
-    if kind is int and bounds in ({"gt": 0, "lt": 1}, {"ge": 0.2, "le": 0.3}, {"ge": 1.5, "lt": 2}):
-        pytest.skip("no whole number fits")
+    if kind is int and (bounds == {"gt": 0, "lt": 1} or any(bound % 1 for bound in bounds.values())):
+        pytest.skip("no whole number fits, or pydantic refuses the bounds")
 
     def turn(amount) -> str:
         """Turn.
