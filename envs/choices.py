@@ -32,7 +32,9 @@ def choose_all(kind: type[E], values: Iterable[str] | None, what: str) -> tuple[
     """
     if values is None:
         return tuple(kind)
-    chosen = [] if isinstance(values, str) else list(dict.fromkeys(choose(kind, value, what) for value in values))
+    if isinstance(values, str):
+        raise UsageError(f"{what} is not a list", got=repr(values), expected=f"a list of names, such as [{values}]")
+    chosen = list(dict.fromkeys(choose(kind, value, what) for value in values))
     if not chosen:
         raise UsageError(f"no {what} given", got=repr(values), expected="a list of names")
     return tuple(chosen)

@@ -39,6 +39,7 @@ MOVES = {"left": (0, -1), "down": (1, 0), "right": (0, 1), "up": (-1, 0)}
 AGENT, START, ICE, HOLE, GOAL = "P", "S", "F", "H", "G"
 MAX_STEPS = 40
 SIZE = 5
+MAX_SIZE = 32
 HOLES = 0.2
 """Probability that a cell is a hole, as in Gymnasium's maps."""
 FIELDS: Fields = {
@@ -87,8 +88,8 @@ class FrozenLake(TextAdapter):
         observation: str = ObservationForm.TEXT,
     ) -> None:
         self.form = observation_form(observation, of="frozen_lake")
-        if size < 2:
-            raise UsageError("the frozen lake is too small", got=size, expected="a size of at least 2")
+        if not 2 <= size <= MAX_SIZE:
+            raise UsageError("the frozen lake has the wrong size", got=size, expected=f"2 to {MAX_SIZE}")
         self.size = size
         self.layout = choose(Layout, layout, "frozen_lake layout")
         self.rows = _draw_map(size, self.layout, seed=0)
@@ -216,8 +217,8 @@ SPEC = EnvironmentSpec(
     tasks=functools.partial(seed_tasks, "frozen_lake"),
     description=(
         "Gymnasium's FrozenLake through the text adapter: find the way over the ice on a new map each time, from any"
-        " cell to any other. The best fixed sequence of moves solves about one map in eight. Options: size, layout"
-        " (anywhere or corners), observation (text or image)."
+        " cell to any other. The best fixed sequence of moves solves about one map in eight. Options: size (2 to 32),"
+        " layout (anywhere or corners), observation (text or image)."
     ),
     instructions=(
         "You walk on a frozen lake to the goal. The map shows where you are (P), your start (S), ice (F), holes"

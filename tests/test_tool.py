@@ -181,6 +181,20 @@ def test_an_argument_that_json_cannot_express_is_named() -> None:
         _ = apply.schema
 
 
+def test_constraints_that_do_not_fit_a_type_are_named() -> None:
+    @agentrl.tool
+    def turn(amount: Annotated[int, Field(lt=3.5)]) -> str:
+        """Turn.
+
+        Args:
+            amount: How far.
+        """
+        return str(amount)
+
+    with pytest.raises(UsageError, match=r"whose constraints do not fit its type: got ValueError: 'lt' must be"):
+        _ = turn.schema
+
+
 def test_unknown_type_is_reported_once() -> None:
     @agentrl.tool
     def lost(x: Nowhere) -> str:  # type: ignore[name-defined]  # noqa: F821

@@ -126,9 +126,17 @@ def option_pairs(words: Sequence[str] | None) -> dict[str, Any]:
     {'level': 1, 'names': ['mug', 'sink'], 'limits': {'turns': 3}}
 
     Raises:
-        UsageError: no equals sign, or a value that is not valid YAML.
+        UsageError: no equals sign, a config key, or a value that is not valid YAML.
     """
-    pairs = map(_split, words or [])
+    pairs = list(map(_split, words or []))
+    for key, value in pairs:
+        if key.startswith("environment."):
+            raise UsageError(
+                "a config key where options of the environment are expected",
+                got=f"{key}={value}",
+                expected="the option alone, such as size=5",
+                hint="--tasks FILE is for tasks" if key == "environment.tasks" else "remove 'environment.options.'",
+            )
     return {key: parse_value(value, (key,), f"option {key}={value}") for key, value in pairs}
 
 

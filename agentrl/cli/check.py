@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agentrl.cli.exits import discard_standard_output, message_when_interrupted
+from agentrl.env import EnvironmentSpec
 from agentrl.errors import AgentRLError, UsageError
 from agentrl.observe.console import err, note, out
 from agentrl.observe.files import write_output
@@ -62,14 +63,16 @@ class CheckedEnvironment:
 
 
 @message_when_interrupted(lambda: "interrupted")
-def check_one(check: EnvironmentCheck, name: str, json_file: str | None, **settings: Any) -> None:
-    """Check an environment and print the report.
+def check_one(
+    check: EnvironmentCheck, name: str, json_file: str | None, spec: EnvironmentSpec | None = None, **settings: Any
+) -> None:
+    """Check an environment, or instead of it `spec`, and print the report.
 
     Raises:
         AgentRLError: the environment breaks rules.
     """
     with show_progress(name) as watch, discard_standard_output():
-        report = check(name, watch=watch, **settings)
+        report = check(spec or name, watch=watch, **settings)
     if json_file != STANDARD_OUTPUT:
         _print_report(report)
     write_report(report.to_plain(), json_file)

@@ -15,7 +15,7 @@ from rich.text import Text
 from agentrl.builders.models import resolve_model
 from agentrl.cli.arguments import option_pairs
 from agentrl.cli.check import EnvironmentCheck, check_all, check_one
-from agentrl.cli.env_tasks import probe, validate
+from agentrl.cli.env_tasks import Options, TaskFile, on_tasks_of_file, probe, validate
 from agentrl.cli.help_pages import examples
 from agentrl.cli.play import play_in_browser, play_in_terminal, tool_line
 from agentrl.cli.server import Host, Lease, Port, read_token, serve_on_stdio, serve_until_stopped, token_option
@@ -45,9 +45,6 @@ Name = Annotated[
     typer.Argument(
         help="Registry name, Gymnasium id, module:EnvId, module:attr or a server's address, optionally with /SPLIT."
     ),
-]
-Options = Annotated[
-    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Options of the environment; values are YAML.")
 ]
 Checked = Annotated[str | None, typer.Argument(help="Environment, as for env show, optionally with /SPLIT.")]
 Every = Annotated[bool, typer.Option("--all", help="Check every installed environment.")]
@@ -193,12 +190,14 @@ def _size(spec: EnvironmentSpec, split: str, options: Mapping[str, Any]) -> str:
     epilog=examples(
         "agentrl env check household",
         "agentrl env check my_game:GuessNumber-v0 --skip 'steps are fast enough'",
+        "agentrl env check thermostat:Thermostat --tasks rows.jsonl",
         "agentrl env check --all --json -",
     )
 )
 def check(
     name: Checked = None,
     options: Options = None,
+    tasks: TaskFile = None,
     every: Every = False,
     episodes: Annotated[int, typer.Option(min=1, help="Minimum number of tasks to play.")] = 8,
     quick: Annotated[bool, typer.Option("--quick", help="Play only as much as check_env does in tests.")] = False,
@@ -219,7 +218,7 @@ def check(
         "skip": skip or (),
         "call_timeout_s": call_timeout_s,
     }
-    _run_check(check_env, name, options, every, json_file, settings)
+    _run_check(check_env, name, options, tasks, every, json_file, settings)
 
 
 @app.command(
@@ -232,6 +231,7 @@ def check(
 def integrity(
     name: Checked = None,
     options: Options = None,
+    tasks: TaskFile = None,
     every: Every = False,
     episodes: Annotated[int, typer.Option(min=1, help="Number of tasks that each policy plays.")] = 16,
     only: Only = None,
@@ -248,7 +248,7 @@ def integrity(
     """
     choose_rules(INTEGRITY, only=only or (), skip=skip or ())  # see check
     settings = {"episodes": episodes, "only": only or (), "skip": skip or (), "call_timeout_s": call_timeout_s}
-    _run_check(reward_integrity, name, options, every, json_file, settings)
+    _run_check(reward_integrity, name, options, tasks, every, json_file, settings)
 
 
 app.command(
@@ -271,6 +271,7 @@ def _run_check(
     check: EnvironmentCheck,
     name: str | None,
     options: list[str] | None,
+    tasks: str | None,
     every: bool,
     json_file: str | None,
     settings: Mapping[str, Any],
@@ -281,10 +282,14 @@ def _run_check(
             got=name or "nothing",
             expected="either a name, or --all",
         )
-    if name is None:
-        check_all(check, json_file, **settings)
+    if name is not None:
+        given = option_pairs(options)
+        spec = None if tasks is None else on_tasks_of_file(name, given, tasks)
+        check_one(check, name, json_file, spec, options=given, **settings)
+    elif tasks is not None:
+        raise UsageError("--tasks and --all exclude each other", got=tasks, expected="a name and --tasks, or --all")
     else:
-        check_one(check, name, json_file, options=option_pairs(options), **settings)
+        check_all(check, json_file, **settings)
 
 
 @app.command(

@@ -9,7 +9,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -139,6 +139,18 @@ def _source(
     chosen = check_split(spec, split or spec.splits_under(options)[0])
     config = EnvironmentConfig(name=spec.name, options=dict(options), tasks=tasks)
     return task_source(spec, config, split=None if tasks is not None else chosen), tasks or chosen
+
+
+def on_tasks_of_file(name: str, options: Mapping[str, Any], tasks: str) -> EnvironmentSpec:
+    """Return an environment whose only tasks are those of a file.
+
+    Raises:
+        UsageError: the environment does not exist, the name has a split, or the file cannot be read.
+    """
+    named = parse_env_name(name)
+    spec = resolve_environment(named.name)
+    source, _ = _source(spec, named.split, options, tasks)
+    return replace(spec, tasks=lambda _split, **_options: source, splits=("train",), splits_of=None)
 
 
 class _Records:

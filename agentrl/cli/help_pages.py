@@ -96,7 +96,9 @@ def _plain_errors() -> Iterator[None]:
         expected = message.partition(", unable to")[0].removeprefix("Input should be ")
         if expected == message:
             raise UsageError(f"{name} is wrong: {message.removeprefix('Value error, ')}") from error
-        raise UsageError(f"{name} is wrong", got=got, expected=expected) from error
+        is_file = (name, expected) == ("--tasks", "a valid integer")
+        hint = "for a file of tasks, set environment.tasks=FILE" if is_file else None
+        raise UsageError(f"{name} is wrong", got=got, expected=expected, hint=hint) from error
 
 
 def _join_lines(text: str) -> str:

@@ -72,7 +72,8 @@ def call(name: Name, arguments: Pairs = None, option: Options = None, sandbox: S
         called = run_until_stopped(_call(name, json_pairs(arguments), option, sandbox))
     if called.failed:
         text = called.result.text.removeprefix("Error: ")
-        raise UsageError(f"the policy would read: {text}", got=called.fault)
+        fault = None if called.fault is None or called.fault.partition(": ")[2] in text else called.fault
+        raise UsageError(f"the policy would read: {text}", got=fault)
     out.print(called.result.text)
     numbers = {"reward": called.result.reward, **called.result.metrics}
     if any(numbers.values()):

@@ -486,7 +486,9 @@ def read_messages(
     content_of = read_content or _text
     for row in rows:
         if not isinstance(row, dict) or row.get("role") not in get_args(Role):
-            raise UsageError(f"{location}: a message has no known role", got=str(row)[:80], expected=get_args(Role))
+            raise UsageError(
+                f"{location}: a message has no known role", got=str(row)[:80], expected=", ".join(get_args(Role))
+            )
         refuse_media(row, f"{location}: a message")
         if row.get("function_call"):
             raise UsageError(f"{location}: a message has a function_call", got="function_call", expected="tool_calls")

@@ -291,7 +291,13 @@ def missing_run_error(path: str | Path, what: str = RUN, *, hint: str | None = N
     listed = f": {', '.join(map(str, runs[:LISTED]))}{more}"
     return UsageError(
         f"{path} is not a {what}",
-        got="a folder without config.yaml" if folder.is_dir() else "a file" if folder.exists() else "no such folder",
+        got="an evaluation"
+        if (folder / "episodes.jsonl").is_file()
+        else "a folder without config.yaml"
+        if folder.is_dir()
+        else "a file"
+        if folder.exists()
+        else "no such folder",
         expected=f"the folder of a run{listed if runs else ', such as runs/latest'}",
         hint=hint or (None if runs else "train one: agentrl demo"),
     )

@@ -25,7 +25,7 @@ _CHECKED: Mapping[str, tuple[type, str]] = {
     "seed": (int, "a whole number"),
     "options": (Mapping, "an object"),
     "columns": (Mapping, "an object"),
-    "prompt": (str, "text"),
+    "prompt": (str, "text, or a list of messages"),
     "type": (str, "text"),
     "max_turns": (int, "a whole number"),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import re
 from collections.abc import Mapping, Sequence
@@ -77,11 +78,15 @@ def _value(
     return generator.choice(words)
 
 
-def _number(schema: Mapping[str, Any], generator: random.Random) -> int:
-    """Draw a whole number within the schema's bounds: of ten, if one bound is missing."""
-    low = schema.get("minimum", schema["exclusiveMinimum"] + 1 if "exclusiveMinimum" in schema else None)
-    high = schema.get("maximum", schema["exclusiveMaximum"] - 1 if "exclusiveMaximum" in schema else None)
-    if low is None:
-        low = 0 if high is None else min(0, high)
-    low = int(low)
-    return generator.randint(low, max(low, low + 9 if high is None else int(high)))
+def _number(schema: Mapping[str, Any], generator: random.Random) -> float:
+    """Draw a whole number within the schema's bounds: of ten, if one bound is missing; a fraction if there is none."""
+    lows = [math.ceil(schema["minimum"])] if "minimum" in schema else []
+    lows += [math.floor(schema["exclusiveMinimum"]) + 1] if "exclusiveMinimum" in schema else []
+    highs = [math.floor(schema["maximum"])] if "maximum" in schema else []
+    highs += [math.ceil(schema["exclusiveMaximum"]) - 1] if "exclusiveMaximum" in schema else []
+    low = max(lows) if lows else min([0, *highs])
+    high = min(highs) if highs else low + 9
+    if low <= high:
+        return generator.randint(low, high)
+    least, most = schema.get("minimum", low - 1), schema.get("maximum", high + 1)
+    return generator.uniform(schema.get("exclusiveMinimum", least), schema.get("exclusiveMaximum", most))

@@ -237,6 +237,7 @@ class Arguments:
         Raises:
             UsageError: a type hint or the description of an argument is missing.
         """
+        from pydantic_core import SchemaError
         from transformers.utils import get_json_schema  # slow to import, and only needed once a tool is used
 
         try:
@@ -246,6 +247,12 @@ class Arguments:
             function["parameters"] = self._with_rich_types(function.get("parameters", {"properties": {}}))
         except UsageError:
             raise
+        except SchemaError as error:  # its last line has the cause
+            raise UsageError(
+                f"{self.owner} has an argument whose constraints do not fit its type",
+                got=str(error).splitlines()[-1].strip(),
+                expected="constraints that pydantic accepts, such as whole numbers as bounds of an int",
+            ) from error
         except Exception as error:
             raise UsageError(
                 f"{self.owner} cannot be described to a policy",

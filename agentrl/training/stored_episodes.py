@@ -27,6 +27,8 @@ from agentrl.training.preferences import Pair, make_pairs
 from agentrl.trajectory import Trajectory
 
 SIDES = ("chosen", "rejected")
+PAIR = '{"prompt": […], "chosen": […], "rejected": […]}, each a list of messages'
+"""Row of a file of pairs."""
 
 
 def check_sources(settings: PreferencesConfig) -> list[Path]:
@@ -109,6 +111,11 @@ def check_pair_tokens(settings: PreferencesConfig, model_path: str) -> None:
     for store in check_sources(settings):
         if is_preference_file(store):
             _read_preference_chats(store)
+        elif store.is_file() and next(_trajectories(store), None) is None:
+            raise UsageError(
+                f"{store} contains neither pairs nor episodes",
+                expected=f"rows {PAIR}, or the episodes of a run: --from RUN",
+            )
         else:
             check_store_tokens(store, model_path)
 
@@ -192,18 +199,22 @@ def find_store(source: Path) -> Path:
     """Return the folder or the file of a trajectory store.
 
     Args:
-        source: A run, its folder ``trajectories``, or a file of that folder.
+        source: A run, its folder ``trajectories``, a file of that folder, or a file of pairs.
 
     Raises:
         UsageError: the source does not exist or contains no trajectories.
     """
     store = source / "trajectories" if (source / "trajectories").is_dir() else source
-    if store.is_file() and store.suffix == ".jsonl":
+    if store.is_file() and (store.suffix == ".jsonl" or is_preference_file(store)):
         return store.resolve()
     if not step_files(store):
         raise UsageError(
             f"no trajectories found in {source}",
-            got="no such file or folder" if not source.exists() else "a folder without step-*.jsonl",
+            got="a file of another kind"
+            if source.is_file()
+            else "a folder without step-*.jsonl"
+            if source.exists()
+            else "no such file or folder",
             expected="a run, its trajectories folder, or a file of it such as step-000012.jsonl",
         )
     return store.resolve()
@@ -271,7 +282,7 @@ def _side(row: Row, side: str) -> Chat:
         raise UsageError(
             f"{row.location} is not a pair of conversations",
             got=f"the columns {', '.join(row.columns)}",
-            expected='{"prompt": […], "chosen": […], "rejected": […]}, each a list of messages',
+            expected=PAIR,
         )
     values = {"messages": [*prompt, *own], "tools": row.values.get("tools")}
     return chat_of(Row(location=row.location, values=values, number=row.number))

@@ -50,6 +50,8 @@ class AsyncTRLEnvironment(AsyncEnv):
         UsageError: a method has no docstring, or arguments that cannot be described to a policy.
     """
 
+    action_space = gymnasium.spaces.Text(1000)
+
     def __init__(self, kind: type, methods: Sequence[str], **options: Any) -> None:
         self._inner = kind(**options)
         self._paid = 0.0
@@ -71,7 +73,8 @@ class AsyncTRLEnvironment(AsyncEnv):
                 f"reset of {type(self._inner).__name__} does not accept the options of the task",
                 got=f"{', '.join(given) or 'no options'}: {error}",
                 expected="the arguments of reset in the tasks' options",
-                hint='write a file of tasks with lines such as {"word": "crane"}: environment.tasks=FILE',
+                hint='write a file of tasks with lines such as {"word": "crane"}: environment.tasks=FILE in a '
+                "config, --tasks FILE for env check and env validate",
             ) from error
         observation = await maybe_await(self._inner.reset(**given))
         if isinstance(observation, list):  # content blocks
@@ -143,7 +146,7 @@ def _errors_for_the_policy() -> Iterator[None]:
 class TRLEnvironment(gymnasium.Env[str, str]):
     """An `AsyncTRLEnvironment` without coroutines, whose methods may block: it runs in threads or processes."""
 
-    observation_space = action_space = gymnasium.spaces.Text(1000)
+    observation_space = action_space = AsyncTRLEnvironment.action_space
 
     def __init__(self, kind: type, methods: Sequence[str], **options: Any) -> None:
         self._inner = AsyncTRLEnvironment(kind, methods, **options)

@@ -224,6 +224,32 @@ def test_an_option_that_is_not_valid_yaml_is_named(agentrl: Cli) -> None:
     assert "the value of option rooms=[1, 2 is not valid YAML" in ended.err
 
 
+def test_a_class_whose_reset_needs_options_is_checked_on_a_file_of_tasks(agentrl: Cli, workplace: Path) -> None:
+    (workplace / "oven.py").write_text(
+        "class Oven:\n    def reset(self, wanted, **row):\n        self.now, self.wanted = 0, wanted\n"
+        "        return f'Reach {wanted}.'\n\n"
+        "    def heat(self) -> str:\n        'Heat.'\n        self.now += 1\n        return str(self.now)\n\n"
+        "    def get_reward(self):\n        return float(self.now == self.wanted)\n"
+    )
+    (workplace / "rows.jsonl").write_text('{"prompt": "Heat.", "wanted": 2}\n{"prompt": "Heat.", "wanted": 3}\n')
+    without = agentrl("env", "check", "oven:Oven", "--quick")
+    assert (without.code, "--tasks FILE for env check" in " ".join(without.err.split())) == (2, True), without.err
+    with_file = agentrl("env", "check", "oven:Oven", "--tasks", "rows.jsonl", "--quick", "--json", "-")
+    assert with_file.code == 0, with_file.err
+    rows = {row["check"]: row for row in json.loads(with_file.out)["rows"]}
+    assert rows["has tasks"]["detail"] == "train 2"
+    assert rows["keeps gymnasium rules"]["status"] == "passed"
+    for words, message in (
+        (("environment.tasks=rows.jsonl",), "--tasks FILE is for tasks"),
+        (("environment.options.size=3",), "emove 'environment.options.'"),
+        (("--tasks", "nowhere.jsonl"), "cannot read task file nowhere.jsonl"),
+    ):
+        ended = agentrl("env", "check", "oven:Oven", *words)
+        assert (ended.code, message in " ".join(ended.err.split())) == (2, True), ended.err
+    every = agentrl("env", "check", "--all", "--tasks", "rows.jsonl")
+    assert (every.code, "--tasks and --all exclude each other" in every.err) == (2, True)
+
+
 def test_a_role_that_a_model_plays_cannot_be_validated(agentrl: Cli) -> None:
     ended = agentrl("env", "validate", "retail", "customer=role", "--limit", "2")
     assert ended.code == 2

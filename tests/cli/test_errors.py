@@ -219,7 +219,10 @@ def test_an_option_that_has_none_of_its_values_names_them_and_the_nearest(agentr
     told = "error: unknown value of --policy: got 'exprt', expected engine, expert or random. Did you mean 'expert'?\n"
     assert ended.err == told
     ended = agentrl("eval", "--env", "guess_number", "--tasks", "x")
-    assert ended.err == "error: --tasks is wrong: got 'x', expected a valid integer\n"
+    message = (
+        "error: --tasks is wrong: got 'x', expected a valid integer. For a file of tasks, set environment.tasks=FILE"
+    )
+    assert " ".join(ended.err.split()) == message
     ended = agentrl("train", "quickstart", "--dry-run", "--gpus=-1")
     assert ended.code == 2
     assert "--gpus is wrong" in ended.err

@@ -121,12 +121,22 @@ def test_pairs_of_a_file_that_are_too_long_or_equal_are_left_out(
     words = ("dpo", "quickstart", "model.scratch=null", "--model", str(trained_run), "--from", str(file))
     words = (*words, "agent.max_tokens=300", "trackers=[]", f"run.directory={workplace / 'runs'}")
     for rows, message in (
+        ([], "contains neither pairs nor episodes, expected rows"),
+        ([{"messages": []}], "contains neither pairs nor episodes, expected rows"),
         ([_pair("Guess.", None, "No."), _pair("Guess.", "I say 5.", "No.")], "line 1 is not a pair of conversations"),
         ([long, equal], "got 1 pairs longer than agent.max_tokens (300), 1 pairs whose two sides are equal"),
     ):
         file.write_text("".join(json.dumps(row) + "\n" for row in rows))
         ended = agentrl(*words)
         assert (ended.code, message in " ".join(ended.err.split())) == (2, True), ended.err
+        assert not list(workplace.glob("runs/*"))
+    array = workplace / "pairs.json"
+    array.write_text(json.dumps([long, equal]))
+    ended = agentrl(*(str(array) if word == str(file) else word for word in words))
+    assert "got 1 pairs longer" in " ".join(ended.err.split()), "JSON arrays are read"
+    (workplace / "notes.txt").write_text("Nothing.")
+    ended = agentrl(*(str(workplace / "notes.txt") if word == str(file) else word for word in words))
+    assert "got a file of another kind" in " ".join(ended.err.split())
     rows = [long, equal, *(_pair(f"Guess {number}.", f"I say {number}.", "No.") for number in range(4))]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     ended = agentrl(*words, "preferences.learning_rate=1e-2", "preferences.pairs_per_update=2")

@@ -227,6 +227,7 @@ def test_tools_are_listed_shown_and_called(agentrl: Cli) -> None:
     refused = agentrl("tool", "call", "calculator", "expresion=1")
     assert refused.code
     assert "the policy would read: wrong arguments for calculator: expression is missing" in refused.err
+    assert "WrongArguments" not in refused.err, "the same text is not repeated"
 
 
 @pytest.mark.parametrize("command", ["call", "check"])

@@ -214,7 +214,7 @@ def test_a_task_names_its_row() -> None:
         (lambda: row_of("nonsense"), "no such household task"),
         (lambda: generate(1, TaskType.LOOK, 0, Size.TINY), "scene 1 allows no look_at_obj_in_light task"),
         (lambda: parse_options(size="tyni"), "unknown household size.*Did you mean 'tiny'"),
-        (lambda: parse_options(rooms="kitchen"), "no household room given"),
+        (lambda: parse_options(rooms="kitchen"), "household room is not a list"),
         (lambda: parse_options(rooms=["bathroom"], task_types=["look_at_obj_in_light"]), "allow none of these"),
         (lambda: parse_options(max_steps=0), "max_steps is too small"),
     ],

@@ -292,7 +292,12 @@ def test_the_tools_check_records() -> None:
     [
         ({"max_steps": 0}, "max_steps of telecom is too small"),
         ({"task_types": ["fly"]}, "unknown telecom task type"),
-        ({"personas": "direct"}, "no telecom persona given"),
+        (
+            {"task_types": "mms"},
+            r"telecom task type is not a list: got 'mms', expected a list of names, such as .mms",
+        ),
+        ({"task_types": []}, "no telecom task type given"),
+        ({"personas": "direct"}, "telecom persona is not a list"),
         ({"max_steps": "x"}, "max_steps of telecom has the wrong type"),
     ],
 )

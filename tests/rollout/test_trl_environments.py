@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import pickle
+import random
 import sys
 from typing import Annotated, ClassVar, Literal
 
@@ -19,6 +20,8 @@ from agentrl.message import ImagePart, TextPart
 from agentrl.rollout.budget import EpisodeLimits
 from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy, ScriptedPolicy
 from agentrl.rollout.task_source import task_source
+from agentrl.tool import Tool
+from agentrl.tool.random_call import random_arguments
 
 
 class EchoToolEnv:
@@ -382,3 +385,47 @@ async def test_a_random_policy_calls_the_tools_of_an_environment_without_actions
     assert all(trajectory.reward == 1.0 for trajectory in seen)
     assert {mode for mode, _ in Thermostat.kinds} == {"heat", "cool"}
     assert {note for _, note in Thermostat.kinds} >= {"help", "Done."}, "common words, and those of the observation"
+
+
+@pytest.mark.parametrize("isolation", list(Isolation))
+async def test_a_random_policy_calls_asynchronous_tools(make_runner, play, isolation):
+    policy, limits = ScriptedEpisodePolicy(ScriptedPolicy.RANDOM), EpisodeLimits(max_turns=3)
+    spec = spec_of(Awaited)
+    runner = make_runner(spec.make, policy=policy, loop="tool_calling", isolation=isolation, limits=limits)
+    trajectory = await play(runner)
+    assert (trajectory.outcome, trajectory.error) == (Outcome.TRUNCATED_TURNS, None)
+    assert sum(turn.reward for turn in trajectory.turns) == trajectory.reward > 0
+
+
+@pytest.mark.parametrize("kind", [int, float])
+@pytest.mark.parametrize(
+    "bounds",
+    [
+        {"ge": 3},
+        {"lt": -2},
+        {"gt": 0, "lt": 2},
+        {"ge": -5, "le": -5},
+        {"gt": 1.5, "lt": 3.5},
+        {"ge": 0.5, "gt": 2, "le": 4},
+        {"gt": 0, "lt": 1},
+        {"ge": 0.2, "le": 0.3},
+        {"ge": 1.5, "lt": 2},
+    ],
+)
+def test_random_numbers_fit_the_bounds_of_their_schema(kind, bounds):
+    if kind is int and (bounds == {"gt": 0, "lt": 1} or any(bound % 1 for bound in bounds.values())):
+        pytest.skip("no whole number fits, or pydantic refuses the bounds")
+
+    def turn(amount) -> str:
+        """Turn.
+
+        Args:
+            amount: How far.
+        """
+        return str(amount)
+
+    turn.__annotations__["amount"] = Annotated[kind, Field(**bounds)]
+    tool = Tool(turn)
+    for seed in range(50):
+        drawn = random_arguments(tool.schema, random.Random(seed))
+        assert tool.validate(drawn)["amount"] == drawn["amount"]

@@ -235,7 +235,7 @@ def test_what_is_too_long_is_left_out_and_counted(tmp_path, renderer):
     [
         ("{", "is not valid JSON"),
         ({"text": "x"}, "is not a conversation: got the columns text"),
-        ({"messages": [{"role": "boss", "content": "x"}]}, "no known role"),
+        ({"messages": [{"role": "boss", "content": "x"}]}, "no known role.* expected system, user, assistant, tool"),
         ({"messages": [{"role": "user", "content": "x"}]}, "nothing to learn"),
         ({"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": None}]}, "an empty answer"),
         ({"messages": [{"role": "assistant", "content": "x"}]}, "an answer follows no message"),

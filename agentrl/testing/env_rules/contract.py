@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -128,7 +128,15 @@ class _WatchedEnvironment(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Wrapper for Gymnasium's checker that watches calls and works around two of the checker's faults.
 
     The checker treats numpy's ``False`` as a truncation, and finds ``seed`` in ``reset(**kwargs)`` only by that name.
+
+    Args:
+        env: The environment.
+        task_options: Options of resets for which the checker gives none.
     """
+
+    def __init__(self, env: Any, task_options: Mapping[str, Any]) -> None:
+        super().__init__(env)
+        self._task_options = dict(task_options)
 
     @property
     def unwrapped(self) -> Any:
@@ -154,7 +162,7 @@ class _WatchedEnvironment(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         """Start an episode; missing arguments are not passed on."""
-        given: dict[str, Any] = {"seed": seed, "options": options}
+        given: dict[str, Any] = {"seed": seed, "options": options or self._task_options or options}
         with asking("reset"):
             return self.env.reset(**{name: value for name, value in given.items() if value is not None})
 
@@ -198,7 +206,7 @@ def keeps_gymnasium_rules(subject: Subject) -> str:
     env = make_environment(subject.spec.make, subject.options)
     if not isinstance(env, gymnasium.Env):
         raise RuleSkipped("an AsyncEnv is not a gymnasium.Env")
-    watched = _WatchedEnvironment(env.unwrapped)
+    watched = _WatchedEnvironment(env.unwrapped, subject.tasks[0].options if subject.tasks else {})
     for name in ("observation_space", "action_space"):
         space = getattr(watched, name, None)
         if isinstance(space, Text):
