@@ -72,7 +72,7 @@ def export_episodes(
     and `agentrl dpo --from` reads preferences.
     """
     if (run / EPISODES_FILE).is_file():
-        raise UsageError(f"{run} is not a run", got="an evaluation, whose messages are not stored")
+        raise UsageError(f"{run} is not a run", got="an evaluation, which stores only texts")
     folder = require_run(run)
     if not folder.trajectories.is_dir():
         raise UsageError(f"run {folder.path} has no episodes")

@@ -247,12 +247,8 @@ class Arguments:
             function["parameters"] = self._with_rich_types(function.get("parameters", {"properties": {}}))
         except UsageError:
             raise
-        except SchemaError as error:  # its last line has the cause
-            raise UsageError(
-                f"{self.owner} has an argument whose constraints do not fit its type",
-                got=str(error).splitlines()[-1].strip(),
-                expected="constraints that pydantic accepts, such as whole numbers as bounds of an int",
-            ) from error
+        except SchemaError as error:
+            raise UsageError(f"a type of {self.owner} has wrong bounds", got=str(error).rpartition(": ")[2]) from error
         except Exception as error:
             raise UsageError(
                 f"{self.owner} cannot be described to a policy",
