@@ -141,6 +141,21 @@ def test_a_warm_start_saves_its_model_every_few_minutes(tiny_run):
     ]
 
 
+def test_a_warm_start_continues_if_the_disk_is_full_for_a_while(tiny_run, monkeypatch):
+    save, full = Checkpoints.save, [1, 2]
+
+    def save_if_there_is_room(self, step, write):
+        if step in full:
+            raise UsageError("the disk is full")
+        return save(self, step, write)
+
+    monkeypatch.setattr(Checkpoints, "save", save_if_there_is_room)
+    run, watcher = tiny_run("sft={episodes: 32, tokens_per_update: 256, save_minutes: 1e-9}"), Recorder()
+    result = warm_start(run, watcher=watcher)
+    assert watcher.checkpoints == list(range(3, result.step + 1))
+    assert [message for message in watcher.messages if "is not saved, and the training continues" in message][1:]
+
+
 @pytest.mark.slow
 def test_a_warm_start_ends_at_the_success_that_was_asked_for(tiny_run):
     lessons = "sft={episodes: 96, tokens_per_update: 256, learning_rate: 1e-2, epochs: 3"

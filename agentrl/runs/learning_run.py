@@ -20,6 +20,7 @@ from agentrl.builders.models import prepare_model
 from agentrl.config.algorithm import PreferencesConfig
 from agentrl.config.trainer import SFTConfig
 from agentrl.config.usual_learning_rate import warmup_warnings
+from agentrl.errors import UsageError
 from agentrl.observe.checkpoints import Checkpoint, Checkpoints
 from agentrl.observe.metrics import TIMING_PREFIX
 from agentrl.observe.model_folder import MODEL
@@ -138,11 +139,14 @@ class LearningRun(abc.ABC):
     def _after_update(self, learner: Learner, progress: LearningProgress) -> None:
         """Record an update, and save the model if it is time, or if the run is to stop."""
         self._record(progress)
-        if self.interruption.count:
+        if self.interruption.count and progress.update < progress.updates:
             self.save_stopped(learner, progress)
             self.interruption.raise_if_made()
         if time.monotonic() - self._saved_at >= 60 * self.settings.save_minutes:
-            self._save(learner, progress.update)
+            try:
+                self._save(learner, progress.update)
+            except UsageError as error:  # such as a full disk, which may have room again in ten minutes
+                self.say(f"the model after update {progress.update} is not saved, and the training continues: {error}")
 
     def save_stopped(self, learner: Learner, progress: LearningProgress) -> None:
         """Save the model of a run that is stopped before its end, and say how to use it."""
@@ -174,7 +178,9 @@ class LearningRun(abc.ABC):
         phase, self.status.phase = self.status.phase, Phase.CHECKPOINT
         self._watcher.on_status(self.status)
         checkpoints = Checkpoints(self.folder.checkpoints, keep=self.config.checkpoint.keep)
-        self._saved = checkpoints.save(update, lambda folder: learner.save(folder / MODEL))
+        try:
+            self._saved = checkpoints.save(update, lambda folder: learner.save(folder / MODEL))
+        finally:
+            self.status.phase, self._saved_at = phase, time.monotonic()
         self._watcher.on_checkpoint(update, self._saved.path)
-        self.status.phase, self._saved_at = phase, time.monotonic()
         return self._saved
