@@ -133,12 +133,17 @@ def test_a_run_that_hangs_is_suspended_and_killed(tiny_words, start_python, tmp_
     folder = tmp_path / "runs" / "run"
     wait_until((tmp_path / "hanging").exists, "a hanging step")
     wait_until(lambda: "environment  step of" in status_text(folder), "a status that names the step")
+
+    def all_hang() -> bool:
+        found = read_status(folder)
+        return found.episodes["environment"] == len(found.in_flight) > 0
+
+    wait_until(all_hang, "a status in which all episodes hang")
     code, printed = status_command(capsys, folder)
     assert code == 0
     assert "running (process" in printed
     assert "phase rollout" in printed
     snapshot = read_status(folder)
-    assert snapshot.episodes["environment"] == len(snapshot.in_flight) > 0
     one = snapshot.in_flight[0]
     assert one.state == "environment"
     assert [turn.role for turn in one.turns][-1] == "assistant"
