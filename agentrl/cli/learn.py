@@ -152,12 +152,12 @@ def _learn(
     """Create a run's folder, call `function` to train, and print the next command, with ``{folder}`` filled in."""
     run = start_run(config, kind=kind, check=check)
 
-    def stopped() -> str:
+    def stop_message() -> str:
         if not run.folder.checkpoints.is_dir():
             return f"stopped before the first update: {shown_path(run.folder.path)} has no model; start again"
         return f"stopped\n{next_step.format(folder=shlex.quote(str(shown_path(run.folder.path))))}"
 
-    with watching() as watcher, message_when_interrupted(stopped):
+    with watching() as watcher, message_when_interrupted(stop_message):
         result = function(run, watcher=watcher)
     folder = shown_path(result.folder)
     note(f"done: {folder}\n{next_step.format(folder=shlex.quote(str(folder)))}")

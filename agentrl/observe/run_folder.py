@@ -291,16 +291,18 @@ def missing_run_error(path: str | Path, what: str = RUN, *, hint: str | None = N
     listed = f": {', '.join(map(str, runs[:LISTED]))}{more}"
     return UsageError(
         f"{path} is not a {what}",
-        got="an evaluation"
-        if (folder / "episodes.jsonl").is_file()
-        else "a folder without config.yaml"
-        if folder.is_dir()
-        else "a file"
-        if folder.exists()
-        else "no such folder",
+        got=_describe_path(folder),
         expected=f"the folder of a run{listed if runs else ', such as runs/latest'}",
         hint=hint or (None if runs else "train one: agentrl demo"),
     )
+
+
+def _describe_path(path: Path) -> str:
+    if (path / "episodes.jsonl").is_file():
+        return "an evaluation"
+    if path.is_dir():
+        return "a folder without config.yaml"
+    return "a file" if path.exists() else "no such folder"
 
 
 def _newest_runs(parent: Path) -> list[Path]:

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from agentrl.agent_loop import PLAIN_TURN, Answer, Conversation, TurnOptions
 from agentrl.engine import StopReason
 from agentrl.errors import UsageError, shorten
-from agentrl.message import Message, TextPart, ToolCall, plainly_written
+from agentrl.message import Message, ToolCall, plainly_written
 from agentrl.observe.trajectory_record import trajectory_from_record, trajectory_record
 from agentrl.remote.env_methods import EXPERT_ACTION, RANDOM_ACTION, TOOL_MESSAGE
 from agentrl.render.chat_template import ToolSchema
@@ -33,6 +33,7 @@ from agentrl.rollout.policies import (
 from agentrl.task import Task
 from agentrl.tool import Tool
 from agentrl.tool.random_call import random_arguments
+from agentrl.tool.results import content_text
 from agentrl.trajectory import NOT_SAMPLED, Source, Trajectory
 
 
@@ -150,9 +151,8 @@ class ScriptedConversation(Conversation):
         """Return a call of one of the tools, for an environment that takes no actions but calls of its own tools."""
         generator = random.Random(seed)
         tool = generator.choice(list(self._tools.values()))
-        seen = self._episode.observation
-        text = seen if isinstance(seen, str) else "\n".join(part.text for part in seen if isinstance(part, TextPart))
-        call = ToolCall(name=tool.name, arguments=random_arguments(tool.schema, generator, text))
+        seen = content_text(self._episode.observation)
+        call = ToolCall(name=tool.name, arguments=random_arguments(tool.schema, generator, seen))
         return Message(role="assistant", tool_calls=(call,))
 
     def _check_tools(self, message: Message, role: str) -> None:

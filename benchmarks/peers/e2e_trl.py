@@ -209,7 +209,7 @@ def main() -> None:
             max_tool_calling_iterations=SETTINGS["max_turns"],
             shuffle_dataset=False,
             gradient_checkpointing=False,
-            bf16=False,  # on CPUs, autocast makes a step of a 0.5B model several times slower
+            bf16=False,
             use_cpu=True,
             save_strategy="no",
             report_to=[],
