@@ -21,15 +21,13 @@ from agentrl.rollout.roles.role_policies import RoleAdapters
 from agentrl.training.contract import PolicyTrainer, PolicyWeights
 from agentrl.training.distributed import Ranks
 from agentrl.training.distributed.fsdp import load_sharded
+from agentrl.training.learner import Learner
 from agentrl.training.mixture_trainer import MixtureTrainer
-from agentrl.training.optimizer import LearningProgress
-from agentrl.training.preferences import Pair, RewardModel, TextPair, train_preferences, train_reward_model
-from agentrl.training.sft import SupervisedLearner
+from agentrl.training.preferences import RewardLearner, RewardModel, TextPair
 from agentrl.training.signals.process_reward import START
 from agentrl.training.signals.reference import reads_reference
 from agentrl.training.trainer import Trainer
 from agentrl.training.weights import ModelWeights
-from agentrl.trajectory import Trajectory
 from agentrl.weights import WeightSync
 
 BUILD = "build"
@@ -44,7 +42,6 @@ class RankParts(Protocol):
 
 
 Parts = TypeVar("Parts", bound=RankParts)
-Learned = TypeVar("Learned")
 
 
 def build_on_ranks(ranks: Ranks, build: Callable[..., Parts], *arguments: Any) -> Parts:
@@ -67,9 +64,9 @@ class TrainerParts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerParts:
-    """SFT learner of a rank, and its weights."""
+    """Learner of a rank from fixed data, and the weights of its model."""
 
-    learner: SupervisedLearner
+    learner: Learner[Any]
     source: ModelWeights
 
     def calls(self) -> Mapping[str, Callable[..., object]]:
@@ -126,33 +123,38 @@ def _load_signal_models(
 
 
 def build_learner(
-    config: Config, demonstrations: Sequence[Trajectory], model_path: str, pad_id: int, *, ranks: Ranks
-) -> LearnerParts:
-    """Load the model at `model_path` for SFT, whole or sharded over `ranks`; `pad_id` is any id of the vocabulary.
-
-    Raises:
-        ConfigError: the parallelism settings do not match the number of ranks.
-        UsageError: the model does not exist.
-    """
-    source, make = _prepare_learning(SupervisedLearner, config, demonstrations, config.sft, model_path, pad_id, ranks)
-    return LearnerParts(learner=make(), source=source)
-
-
-def _prepare_learning(
-    learn: Callable[..., Learned],
+    learner: Callable[..., Learner[Any]],
     config: Config,
     examples: Sequence[object],
     section: Section,
     model_path: str,
+    base_path: str,
     pad_id: int,
+    *,
     ranks: Ranks,
-) -> tuple[ModelWeights, Callable[..., Learned]]:
-    """Load the policy, whole or sharded; return its weights, and `learn` with these examples and settings."""
+) -> LearnerParts:
+    """Load a policy, whole or sharded over `ranks`, and make its learner from fixed data.
+
+    Args:
+        learner: `SupervisedLearner` or `PreferenceLearner`.
+        config: Config of the run.
+        examples: Demonstrations or pairs.
+        section: Section with the learning rate.
+        model_path: Folder of the model, or of the adapter of a checkpoint.
+        base_path: Folder of the model that the run started from.
+        pad_id: Any id of the vocabulary.
+        ranks: Ranks that train together.
+
+    Raises:
+        ConfigError: the parallelism settings do not match the number of ranks.
+        UsageError: the model does not exist.
+        TrainingError: there is nothing to learn from.
+    """
     ranks.arrange(context=config.trainer.context_parallel, tensor=config.trainer.tensor_parallel)
-    model = load_policy(config, model_path, ranks=ranks)
-    settings = {"seed": config.run.seed, "pad_id": pad_id, "image_processor": load_images(model_path), "ranks": ranks}
+    model = load_policy(config, model_path, base_path=base_path, ranks=ranks)
+    settings = {"seed": config.run.seed, "pad_id": pad_id, "image_processor": load_images(base_path), "ranks": ranks}
     source = ModelWeights(model, ranks=ranks, dtype=config.model.dtype)
-    return source, partial(learn, model, examples, section, config.trainer, **settings)
+    return LearnerParts(learner=learner(model, examples, section, config.trainer, **settings), source=source)
 
 
 def load_policy(
@@ -211,75 +213,26 @@ class LearningParts:
     """Adapters of roles, if the run has several adapters."""
 
 
-LEARN = "learn"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PairsLearner:
-    """One rank's model that is trained on pairs.
-
-    Attributes:
-        source: Weights of the model.
-        train: Function that trains on all pairs and calls ``progress=`` after every optimizer step.
-    """
-
-    source: ModelWeights
-    train: Callable[..., LearningProgress]
-
-    def learn(self, progress: Callable[[LearningProgress], None]) -> LearningProgress:
-        """Train on all pairs, on all ranks.
-
-        `progress` is called in this process after every optimizer step.
-
-        Raises:
-            TrainingError: see `train_preferences` and `train_reward_model`, or a rank was lost.
-        """
-        with self.source.ranks.broadcast_call(LEARN):
-            return self.train(progress=progress)
-
-    def calls(self) -> Mapping[str, Callable[..., object]]:
-        """Return the functions that rank 0 calls on other ranks, by name."""
-        return {LEARN: partial(self.train, progress=lambda _: None), **self.source.calls()}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RewardLearner(PairsLearner):
-    """One rank's reward model that is trained on pairs."""
-
-    model: RewardModel
-
-
-def build_preferences(
-    config: Config, pairs: Sequence[Pair], model_path: str, pad_id: int, *, ranks: Ranks
-) -> PairsLearner:
-    """Load the policy at `model_path`, whole or sharded over `ranks`; `pad_id` is any id of the vocabulary.
+def build_reward_model(
+    config: Config, pairs: Sequence[TextPair], model_path: str, *, new_head: bool, ranks: Ranks
+) -> LearnerParts:
+    """Load a reward model, or a language model that gets a new reward head, whole or sharded, and make its learner.
 
     Raises:
         ConfigError: the parallelism settings do not match the number of ranks.
         UsageError: the model does not exist.
-    """
-    section = config.preferences or PreferencesConfig()
-    source, train = _prepare_learning(train_preferences, config, pairs, section, model_path, pad_id, ranks)
-    return PairsLearner(source=source, train=train)
-
-
-def build_reward_model(config: Config, pairs: Sequence[TextPair], model_path: str, *, ranks: Ranks) -> RewardLearner:
-    """Load the language model with a new reward head, whole or sharded.
-
-    Raises:
-        ConfigError: the parallelism settings do not match the number of ranks.
-        UsageError: the model does not exist.
+        TrainingError: there are no pairs.
     """
     ranks.arrange(context=1, tensor=1)
     model = RewardModel(
         model_path,
         dtype=config.model.dtype,
         device=config.model.device,
-        new_head=True,
+        new_head=new_head,
         seed=config.run.seed,
         ranks=ranks,
         sharding=config.trainer.fsdp,
     )
     settings = config.preferences or PreferencesConfig()
-    train = partial(train_reward_model, model, pairs, settings, config.trainer, seed=config.run.seed)
-    return RewardLearner(source=model.source, train=train, model=model)
+    learner = RewardLearner(model, pairs, settings, config.trainer, seed=config.run.seed)
+    return LearnerParts(learner=learner, source=model.source)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
@@ -20,11 +21,11 @@ from agentrl.cli.arguments import (
     read_config,
     shortcut,
 )
-from agentrl.cli.exits import message_when_interrupted
+from agentrl.cli.exits import ExitCode, message_when_interrupted
 from agentrl.cli.help_pages import examples
 from agentrl.cli.reports import print_dry_run
+from agentrl.cli.start_folder import in_start_folder
 from agentrl.config import Config, dump_config, load_config, shipped_configs
-from agentrl.config.algorithm import PreferencesConfig
 from agentrl.config.estimate import warm_start_rows
 from agentrl.config.overrides import warn_ignored, warn_repeated
 from agentrl.errors import UsageError
@@ -38,15 +39,45 @@ from agentrl.runs.preferences import (
     train_reward,
 )
 from agentrl.runs.sft import check_sft_start, check_warm_start, warm_start
-from agentrl.runs.start import RunResult, StartCheck, start_run
-from agentrl.training.stored_episodes import check_sources, first_run
+from agentrl.runs.start import Run, RunResult, resume_learning, start_run
+from agentrl.training.stored_episodes import first_run
 
 app = typer.Typer()
 
+Resume: TypeAlias = Annotated[
+    Path | None, typer.Option(metavar="RUN_DIR", help="Resume this run; overrides are allowed.")
+]
 Sources: TypeAlias = Annotated[
     list[Path] | None,
     typer.Option("--from", metavar="RUN", help="Run, its trajectories folder, or a file in it; may be repeated."),
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class LearningCommand:
+    """Command that trains without rollouts."""
+
+    command: str
+    check: Callable[[Config], None]
+    """Check of a config."""
+    run: Callable[..., RunResult]
+    reads: str
+    """Section from which the command reads its learning rate."""
+    use: str
+    """Command for the user after the training, with ``{folder}`` for the run's folder."""
+
+
+SFT = LearningCommand("sft", check_warm_start, warm_start, "sft", "train it: agentrl train … model.path={folder}")
+DPO = LearningCommand(
+    "dpo", check_preferences, learn_preferences, "preferences", "measure it: agentrl eval --model {folder}"
+)
+REWARD_MODEL = LearningCommand(
+    "reward-model",
+    check_reward_training,
+    train_reward,
+    "preferences",
+    "use it: agentrl train … agent.reward_model.path={folder}",
+)
 
 
 @app.command(
@@ -56,6 +87,7 @@ Sources: TypeAlias = Annotated[
         "agentrl sft quickstart sft.episodes=500 --dry-run",
         "agentrl sft --env household --model Qwen/Qwen2.5-0.5B-Instruct",
         "agentrl sft --data chats.jsonl --model Qwen/Qwen2.5-0.5B-Instruct",
+        "agentrl sft --resume runs/latest",
         "agentrl train quickstart model.path=runs/latest",
         configs=shipped_configs(),
     ),
@@ -65,23 +97,29 @@ def sft(
     env: EnvName = None,
     model: ModelName = None,
     data: Annotated[str | None, typer.Option(help="JSON Lines file of conversations to train on.")] = None,
+    resume: Resume = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only check the warm start, and print its estimates.")
     ] = False,
     show_config: ShowConfig = False,
 ) -> None:
-    """Warm-start a model on episodes of the environment's expert, or on the conversations of a file."""
+    """Warm-start a model on episodes of the environment's expert, or on the conversations of a file.
+
+    Ctrl-C saves a checkpoint, from which --resume continues exactly.
+    """
     if serve_launched_rank():
         return
     check_show_config(show_config=show_config, dry_run=dry_run)
     shortcuts = [*shortcut("environment", env), *shortcut("model", model), *shortcut("sft.data", data)]
+    if resume is not None:
+        _resume(resume, words, shortcuts, SFT, dry_run=dry_run)
+        return
     config = read_config(words, shortcuts=shortcuts, reads="sft")
     check_warm_start(config)
     if dry_run:
         print_dry_run(config, warm_start_rows(config), check=check_sft_start, with_config=show_config)
         return
-    use = "train it: agentrl train … model.path={folder}"
-    _learn(config, warm_start, kind="sft", check=check_sft_start, next_step=use)
+    _learn(start_run(config, kind=SFT.command, check=check_sft_start), SFT)
 
 
 @app.command(
@@ -89,6 +127,7 @@ def sft(
     epilog=examples(
         "agentrl dpo --from runs/latest",
         "agentrl dpo --from runs/latest preferences.loss_options.beta=0.3 preferences.epochs=2",
+        "agentrl dpo --resume runs/latest",
         "agentrl dpo quickstart --model runs/sft --from runs/sft --from runs/grpo "
         "preferences.loss=spin preferences.pairs=demonstrations",
     ),
@@ -97,23 +136,26 @@ def dpo(
     words: Words = None,
     sources: Sources = None,
     model: Annotated[str | None, typer.Option(help="Initial model: a folder, a name, or a run.")] = None,
+    resume: Resume = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the config.")] = False,
 ) -> None:
     """Train on pairs of stored episodes of one task, a better and a worse one; the initial model is the reference.
 
-    Without a config, the config and the model of the first run are used.
+    Without a config, the config and the model of the first run are used. Ctrl-C saves a checkpoint, from which --resume
+    continues exactly.
     """
     if serve_launched_rank():
         return
+    if resume is not None:
+        _resume(resume, words, [*shortcut("model", model), *map(str, sources or [])], DPO, dry_run=dry_run)
+        return
     config = _pairs_config(words, sources or [], model)
-    check_preferences(config)
-    check_sources(config.preferences or PreferencesConfig())
+    DPO.check(config)
     if dry_run:
         check_preferences_start(config)
         out.print(dump_config(config))
         return
-    use = "measure it: agentrl eval --model {folder}"
-    _learn(config, learn_preferences, kind="dpo", check=check_preferences_start, next_step=use)
+    _learn(start_run(config, kind=DPO.command, check=check_preferences_start), DPO)
 
 
 @app.command(
@@ -128,39 +170,63 @@ def reward_model(
     words: Words = None,
     sources: Sources = None,
     model: Annotated[str | None, typer.Option(help="Initial language model.")] = None,
+    resume: Resume = None,
 ) -> None:
     """Train a reward model that gives the better of two episodes of a task the higher reward.
 
-    Without a config, the config of the first run is used, and its model gets a new output for the reward.
+    Without a config, the config of the first run is used, and its model gets a new output for the reward. Ctrl-C saves
+    a checkpoint, from which --resume continues exactly.
     """
     if serve_launched_rank():
         return
+    if resume is not None:
+        _resume(resume, words, [*shortcut("model", model), *map(str, sources or [])], REWARD_MODEL)
+        return
     config = _pairs_config(words, sources or [], model)
-    check_reward_training(config)
-    use = "use it: agentrl train … agent.reward_model.path={folder}"
-    _learn(config, train_reward, kind="reward-model", check=None, next_step=use)
+    REWARD_MODEL.check(config)
+    _learn(start_run(config, kind=REWARD_MODEL.command, check=None), REWARD_MODEL)
 
 
-def _learn(
-    config: Config,
-    function: Callable[..., RunResult],
-    *,
-    kind: str,
-    check: StartCheck | None,
-    next_step: str,
+def _resume(
+    run: Path, words: list[str] | None, options: list[str], command: LearningCommand, *, dry_run: bool = False
 ) -> None:
-    """Create a run's folder, call `function` to train, and print the next command, with ``{folder}`` filled in."""
-    run = start_run(config, kind=kind, check=check)
+    """Resume a run of a command."""
+    given = config_words(words or [])
+    if given.source is not None or options or dry_run:
+        raise UsageError(
+            "a run is resumed with its own config",
+            got=given.source or " ".join(options) or "--dry-run",
+            expected="--resume RUN_DIR, and only key=value overrides",
+        )
+    warn_repeated(given.overrides)
+    warn_ignored(given.overrides, reads=command.reads)
+    with in_start_folder(run) as folder:
+        found = resume_learning(folder, given.overrides, command=command.command)
+        command.check(found.config)
+        _learn(found, command)
+
+
+def _learn(run: Run, command: LearningCommand) -> None:
+    """Train, and print the next command."""
+
+    def folder() -> str:
+        return shlex.quote(str(shown_path(run.folder.path)))
+
+    def resume_message() -> str:
+        return f"resume with: agentrl {command.command} --resume {folder()}"
 
     def stop_message() -> str:
-        if not run.folder.checkpoints.is_dir():
-            return f"stopped before the first update: {shown_path(run.folder.path)} has no model; start again"
-        return f"stopped\n{next_step.format(folder=shlex.quote(str(shown_path(run.folder.path))))}"
+        if not run.folder.config_file.is_file():
+            return "stopped before the first update: start again"
+        return f"stopped immediately; {resume_message()}"
 
     with watching() as watcher, message_when_interrupted(stop_message):
-        result = function(run, watcher=watcher)
-    folder = shown_path(result.folder)
-    note(f"done: {folder}\n{next_step.format(folder=shlex.quote(str(folder)))}")
+        result = command.run(run, watcher=watcher)
+    use = command.use.format(folder=folder())
+    if result.interrupted:
+        note(f"stopped after update {result.step}; {resume_message()}\n{use}")
+        raise typer.Exit(ExitCode.INTERRUPTED)
+    note(f"done: {folder()}\n{use}")
 
 
 def _pairs_config(words: list[str] | None, sources: list[Path], model: str | None) -> Config:

@@ -125,7 +125,7 @@ class PreferencesConfig(Section):
     schedule: Literal["constant", "cosine"] = "cosine"
     """Schedule of the learning rate after the warm-up; cosine ends at a tenth of the peak."""
     save_minutes: float = Field(10, gt=0)
-    """Minutes between checkpoints of the model. The end of the run and a stop (Ctrl-C) also save it."""
+    """Minutes between checkpoints. A stop (Ctrl-C) saves one, too; the last one, at the end, holds only the model."""
 
     @model_validator(mode="after")
     def _pairs_fit_the_loss(self) -> Self:

@@ -1,9 +1,9 @@
-"""Rules of `agentrl train --resume`: config keys that may change, with reasons."""
+"""Rules of ``--resume``: config keys of a run that may change, with reasons."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from agentrl.config.config import Config
@@ -25,6 +25,14 @@ class Change:
     key: str
     old: Any
     new: Any
+    rules: Mapping[str, ResumeRule] = field(default_factory=lambda: RULES, repr=False)
+
+    @property
+    def rule(self) -> ResumeRule:
+        """Rule of this change. Weights at a training service cannot be loaded by another engine."""
+        if self.key == "engine.type" and "tinker" in (self.old, self.new):
+            return _MODEL
+        return rule_of(self.key, self.rules)
 
     def __str__(self) -> str:
         return f"{self.key}: {_format_value(self.old)} -> {_format_value(self.new)}"
@@ -128,6 +136,23 @@ RULES: Mapping[str, ResumeRule] = {
     "trackers": _WATCH,
 }
 """Rules by key or key prefix. The longest matching one applies, and every config key has a match."""
+LEARNING_RULES: Mapping[str, ResumeRule] = {
+    **RULES,
+    "sft": _UPDATE,
+    "sft.data": ResumeRule(True, "place of the file, whose contents must stay the same"),
+    "preferences": _UPDATE,
+    "preferences.sources": ResumeRule(True, "place of the episodes, which must stay the same"),
+    **{
+        f"{section}.{name}": rule
+        for section in ("sft", "preferences")
+        for name, rule in {
+            **dict.fromkeys(("learning_rate", "warmup_steps", "schedule"), _RATE),
+            "save_minutes": _WATCH,
+        }.items()
+    },
+    **dict.fromkeys(("sft.stop_at", "sft.check_every", "sft.check_tasks"), ResumeRule(True, "when the training ends")),
+}
+"""Rules of runs that learn from fixed data: `agentrl sft`, `agentrl dpo` and `agentrl reward-model`."""
 OPTION_RULES: Mapping[str, ResumeRule] = dict.fromkeys(
     (f"agent.options.{name}" for name in ("host", "port", "key_variable", "feedback_key_variable", "expires_s")),
     ResumeRule(True, "address, keys and patience of live traffic"),
@@ -135,7 +160,7 @@ OPTION_RULES: Mapping[str, ResumeRule] = dict.fromkeys(
 """Rules of single options of an agent loop."""
 
 
-def rule_of(key: str) -> ResumeRule:
+def rule_of(key: str, rules: Mapping[str, ResumeRule] = RULES) -> ResumeRule:
     """Return the rule of a config key, such as ``trainer.steps``.
 
     ``adapters.planner.learning_rate`` uses the rule of ``adapters.learning_rate``, and ``environments.maze.workers``
@@ -152,19 +177,21 @@ def rule_of(key: str) -> ResumeRule:
         if name.partition(".")[0] == "algorithm":
             name = "algorithm"
         labelled, sole = f"environments.LABEL.{name}", f"environment.{name}"
-        key = labelled if labelled in RULES else sole if sole in RULES else section
+        key = labelled if labelled in rules else sole if sole in rules else section
     if section == "adapters":
         key = f"adapters.{rest.partition('.')[2]}"
     parts = key.split(".")
     prefixes = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
-    return RULES[next((prefix for prefix in prefixes if prefix in RULES), key)]
+    return rules[next((prefix for prefix in prefixes if prefix in rules), key)]
 
 
-def changes(saved: Config, config: Config) -> tuple[Change, ...]:
+def changes(saved: Config, config: Config, rules: Mapping[str, ResumeRule] = RULES) -> tuple[Change, ...]:
     """Return the keys whose values differ, sorted by name."""
     before, after = dict(_flat(saved.model_dump(mode="json"))), dict(_flat(config.model_dump(mode="json")))
     keys = sorted(before.keys() | after.keys())
-    return tuple(Change(key, before.get(key), after.get(key)) for key in keys if before.get(key) != after.get(key))
+    return tuple(
+        Change(key, before.get(key), after.get(key), rules) for key in keys if before.get(key) != after.get(key)
+    )
 
 
 def check_same_run(found: tuple[Change, ...]) -> None:
@@ -173,9 +200,9 @@ def check_same_run(found: tuple[Change, ...]) -> None:
     Raises:
         ConfigError: some are not; the message gives the reason for each.
     """
-    refused = [change for change in found if not _rule(change).may_change]
+    refused = [change for change in found if not change.rule.may_change]
     if refused:
-        reasons = "; ".join(f"{change} ({_rule(change).why})" for change in refused)
+        reasons = "; ".join(f"{change} ({change.rule.why})" for change in refused)
         raise ConfigError(
             "these keys cannot change on resume" if len(refused) > 1 else "this key cannot change on resume",
             got=reasons,
@@ -183,13 +210,6 @@ def check_same_run(found: tuple[Change, ...]) -> None:
             hint="to train with other settings, start a new run from this one's model: "
             "agentrl train CONFIG model.path=RUN",
         )
-
-
-def _rule(change: Change) -> ResumeRule:
-    """Return the rule of a change. Weights at a training service cannot be loaded by another engine."""
-    if change.key == "engine.type" and "tinker" in (change.old, change.new):
-        return _MODEL
-    return rule_of(change.key)
 
 
 def _flat(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -206,7 +206,7 @@ class SFTConfig(Section):
     check_tasks: int = Field(128, ge=1)
     """Tasks per measurement for ``stop_at``."""
     save_minutes: float = Field(10, gt=0)
-    """Minutes between checkpoints of the model. The end of the run and a stop (Ctrl-C) also save it."""
+    """Minutes between checkpoints. A stop (Ctrl-C) saves one, too; the last one, at the end, holds only the model."""
 
     @model_validator(mode="after")
     def _keys_are_used(self) -> Self:

@@ -190,9 +190,11 @@ def disable_adapters(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def adapter_dropout(model: nn.Module) -> Iterator[None]:
-    """Enable the adapters' dropout in this block."""
+def adapter_dropout(model: nn.Module, *, seed: int) -> Iterator[None]:
+    """Enable the adapters' dropout in this block; with adapters, it seeds torch's generator."""
     layers = adapted_layers(model).values()
+    if layers:
+        torch.manual_seed(seed)
     for layer in layers:
         layer.lora_dropout.train()
     try:

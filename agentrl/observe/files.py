@@ -16,7 +16,7 @@ import orjson
 from agentrl.errors import AgentRLError, UsageError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_WHEN_FULL = "free some space, then run the command again; resume training with: agentrl train --resume RUN"
+_WHEN_FULL = "free some space, then run the command again; a training run resumes with --resume RUN"
 
 
 @contextmanager

@@ -169,7 +169,7 @@ class RunSnapshot:
     """State of the live traffic that the run learns from."""
     in_flight: Sequence[EpisodeInFlight] = ()
     resumed_by: str = ""
-    """Command with the option ``--resume`` for this run: ``train`` or ``rollout``; empty if there is none."""
+    """Command whose option ``--resume`` resumes this run, such as ``train`` or ``sft``; empty if there is none."""
     stopping: bool = False
     """True once the run was asked to stop."""
     ended: float | None = None

@@ -36,14 +36,16 @@ from agentrl.evaluation.settings import evaluation_config
 from agentrl.observe.console import note
 from agentrl.observe.progress import RunWatcher
 from agentrl.observe.run_folder import RunDirectory, find_run
+from agentrl.observe.run_status import read_status
 from agentrl.observe.terminal import counting, watching
 from agentrl.registry import SESSION, Kind, name_of
 from agentrl.reward import Scorer
 from agentrl.rollout.task_source import limited_by_tasks
 from agentrl.rollout.waits import RolloutCounters
+from agentrl.runs.preferences import learn_preferences, train_reward
 from agentrl.runs.rl import train as train_run
 from agentrl.runs.sft import check_sft_start, check_warm_start, warm_start
-from agentrl.runs.start import RunResult, resume_run, start_run
+from agentrl.runs.start import RunResult, resume_learning, resume_run, start_run
 from agentrl.runs.start_record import start_folder
 from agentrl.runs.stop import AFTER_TWO_REQUESTS, StopRequest, run_until_stopped
 from agentrl.runs.stored_training import start_check
@@ -142,6 +144,14 @@ def train(
     return _raise_if_interrupted(_run_off_loop(work, interruption))
 
 
+_LEARNING: Mapping[str, tuple[Callable[..., RunResult], str]] = {
+    "sft": (warm_start, "sft"),
+    "dpo": (learn_preferences, "preferences"),
+    "reward-model": (train_reward, "preferences"),
+}
+"""Functions that resume a run of these commands, and the sections from which they read the learning rate."""
+
+
 def resume(
     run: str | Path | RunResult,
     *,
@@ -156,7 +166,7 @@ def resume(
     progress: bool = True,
     watcher: RunWatcher | None = None,
 ) -> RunResult:
-    """Resume a run from its newest checkpoint.
+    """Resume a run of `train` or `sft`, or of a command such as ``agentrl dpo``, from its newest checkpoint.
 
     Objects of another Python session, whose names begin with ``python:``, must be given again under the same names.
     Importable objects and objects given by name are found without.
@@ -185,10 +195,14 @@ def resume(
     interruption = StopRequest()
 
     def work() -> RunResult:
-        found = resume_run(folder, [*_override("trainer.steps", steps), *override_words(overrides)])
+        words, status = [*_override("trainer.steps", steps), *override_words(overrides)], read_status(Path(folder))
+        command = "train" if status is None else status.resumed_by
+        run, section = _LEARNING.get(command, (train_run, "trainer"))
+        warn_ignored(words, reads=section)
+        found = resume_learning(folder, words, command=command) if run is not train_run else resume_run(folder, words)
         _warn_elsewhere(found.folder)
         with _watcher(progress, watcher) as display:
-            return train_run(found, watcher=display, interruption=interruption)
+            return run(found, watcher=display, interruption=interruption)
 
     return _raise_if_interrupted(_run_off_loop(work, interruption))
 
@@ -245,6 +259,7 @@ def sft(
     Raises:
         UsageError: the caller must change something: no expert, no model.
         TrainingError: the loss is not finite.
+        KeyboardInterrupt: As in `train`.
     """
     words = [
         *_object_overrides(env=env, loop=loop, tools=tools),
@@ -266,7 +281,7 @@ def sft(
         with _watcher(progress, watcher) as display:
             return warm_start(run, watcher=display, interruption=interruption)
 
-    return _run_off_loop(work, interruption)
+    return _raise_if_interrupted(_run_off_loop(work, interruption))
 
 
 def evaluate(

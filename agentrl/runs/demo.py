@@ -121,14 +121,14 @@ class DemoRunner:
         if self._has_warm_start:
             with self._watching() as watcher:
                 warmed = warm_start(start_run(self._config("warm-start"), kind="sft"), watcher=watcher)
-            started = self._check_finished(warmed)
+            started = self._check_finished(warmed, "sft")
             clock.lap("warm_start")
             results[BEFORE] = self._evaluate(started.checkpoint)
             clock.lap("evaluation_before")
             words = [f"model.path={started.checkpoint}"]
         with self._watching() as watcher:
             result = train(start_run(self._config("train", *words), kind="train"), watcher=watcher)
-        trained = self._check_finished(result)
+        trained = self._check_finished(result, "train")
         clock.lap("training")
         results[AFTER] = self._evaluate(trained.checkpoint)
         clock.lap("evaluation_after")
@@ -140,11 +140,11 @@ class DemoRunner:
     def _config(self, name: str, *more: str) -> Config:
         return load_config(self._recipe, [*self._overrides, f"run.name={name}", *more])
 
-    def _check_finished(self, result: RunResult) -> RunResult:
+    def _check_finished(self, result: RunResult, command: str) -> RunResult:
         if result.interrupted:
             raise TrainingError(
                 "the demo was interrupted",
-                hint=f"resume its training with: agentrl train --resume {shlex.quote(str(result.folder))}",
+                hint=f"resume its training with: agentrl {command} --resume {shlex.quote(str(result.folder))}",
             )
         return result
 

@@ -1,23 +1,29 @@
 """The loop of runs that learn from fixed data: `agentrl sft`, `agentrl dpo` and `agentrl reward-model`.
 
-prepare (model, demonstrations or pairs) ─► ranks ─► learner ─► updates (metrics.jsonl) ─► checkpoints/step-N/model
+prepare (model, demonstrations or pairs) ─► ranks ─► learner ─► updates (metrics.jsonl) ─► checkpoints/step-N
 
-Such a run collects its data before the first update, and saves the model every few minutes, when it is stopped, and at
-its end. It cannot be resumed with its optimizer and its place in the data, but another run can start from its model.
+Such a run has its data before the first update. It saves its state every few minutes and when it is stopped, and
+continues exactly from its newest checkpoint. At its end it saves only the model.
 """
 
 from __future__ import annotations
 
 import abc
+import hashlib
+import shlex
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import ClassVar, TypeAlias
+from typing import ClassVar
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
 
 from agentrl.builders.models import prepare_model
+from agentrl.builders.trainers import LearnerParts
 from agentrl.config.algorithm import PreferencesConfig
+from agentrl.config.load import dump_config
 from agentrl.config.trainer import SFTConfig
 from agentrl.config.usual_learning_rate import warmup_warnings
 from agentrl.errors import UsageError
@@ -26,47 +32,74 @@ from agentrl.observe.metrics import TIMING_PREFIX
 from agentrl.observe.model_folder import MODEL
 from agentrl.observe.progress import Phase, RunStatus, RunWatcher
 from agentrl.observe.run_folder import logging_to
+from agentrl.render.images import ImageProcessor
+from agentrl.runs.checkpoint import read_progress, write_progress
 from agentrl.runs.record import UpdateLog
-from agentrl.runs.start import Run, RunResult
+from agentrl.runs.start import Run, RunResult, newest_metrics
 from agentrl.runs.status_writer import StatusWriter
 from agentrl.runs.stop import StopRequest, run_until_stopped
 from agentrl.serving.launch.placement import core_warnings
 from agentrl.training.distributed import Ranks
 from agentrl.training.distributed.launch import open_ranks
 from agentrl.training.optimizer import LearningProgress
-
-ProgressCallback: TypeAlias = Callable[[LearningProgress], None]
+from agentrl.trajectory import Trajectory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Learner:
-    """A model on rank 0 with its data, ready for the first update."""
+class LearningState:
+    """Progress of a run in a checkpoint."""
 
-    learn: Callable[[ProgressCallback], LearningProgress]
-    """Function that makes all updates, calls back after each, and returns the state after the last."""
-    save: Callable[[Path], None]
-    """Function that writes the model into a folder."""
+    update: int
+    """Number of updates made."""
+    updates: int
+    """Number of updates of the whole training."""
+    metrics_position: int
+    """Size in bytes of ``metrics.jsonl`` after these updates."""
+    data: str
+    """Digest of the data, which must be the same when the run resumes."""
+    success: float | None
+    """Latest success rate that was measured for ``sft.stop_at``."""
+    is_over: bool
+    """True if the training has ended: the checkpoint holds the model only."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """Initial model and data of a run."""
+
+    base: str
+    """Folder of the initial model."""
+    data: str
+    """Digest of the data."""
+    load: Callable[[str, Ranks], LearnerParts]
+    """Function that loads the model of this folder on all ranks: the initial one, or that of a checkpoint."""
+    tokenizer: PreTrainedTokenizerBase
+    images: ImageProcessor | None = None
 
 
 class LearningRun(abc.ABC):
-    """A run that learns from fixed data.
+    """A run that learns from fixed data; with a checkpoint in its folder, it resumes from it.
 
     `interruption` stops it from another thread at its next progress report.
     """
 
     name: ClassVar[str]
     """Prefix of the metrics."""
+    command: ClassVar[str]
+    """Command that starts and resumes such a run."""
     section: ClassVar[str]
     """Config section of `settings`."""
     phase: ClassVar[Phase]
     """Phase of the updates."""
 
     def __init__(self, run: Run, *, watcher: RunWatcher | None = None, interruption: StopRequest | None = None) -> None:
-        self.config, self.folder = run.config, run.folder
+        self.config, self.folder, self._run = run.config, run.folder, run
         self.status = RunStatus()
         self.interruption = interruption or StopRequest()
+        self.success: float | None = None
+        """Latest measured success rate."""
         self._watcher = watcher or RunWatcher()
-        self._log = UpdateLog(run, self.status, self._watcher)
+        self._checkpoints = Checkpoints(run.folder.checkpoints, keep=run.config.checkpoint.keep)
         self._saved_at = 0.0
         """Time of the latest checkpoint, or of the start, by `time.monotonic`."""
         self._saved: Checkpoint | None = None
@@ -77,20 +110,25 @@ class LearningRun(abc.ABC):
         """The section with the learning rate and its schedule."""
 
     @abc.abstractmethod
-    async def prepare(self) -> Callable[[Ranks], Learner]:
-        """Find or make the model and the data, and return a function that loads the model on all ranks.
+    async def prepare(self, *, resumes: bool) -> Prepared:
+        """Find or make the model and the data; a run that `resumes` takes the data that it made before.
 
         Raises:
             UsageError: no data or model found, or the disk is full.
         """
 
+    def is_enough(self, parts: LearnerParts, base: str) -> bool:
+        """Return True to end the training before its last update; called before each update and after the last."""
+        return False
+
     def run(self) -> RunResult:
         """Prepare the model and the data, learn, and save the model.
 
         Raises:
-            UsageError: no data or model found, or the disk is full.
+            UsageError: no data or model found, the data is not that of the checkpoint, or the disk is full.
             ConfigError: options contradict each other, or the data belongs to a model with other tokens.
             TrainingError: the loss is not finite, or a rank died.
+            KeyboardInterrupt: stopped before the first update, or a second time.
         """
         with (
             self.folder.in_use(),
@@ -100,29 +138,71 @@ class LearningRun(abc.ABC):
                 self.status,
                 port=self.config.observe.prometheus_port,
                 interruption=self.interruption,
-            ),
+                resumed_by=self.command,
+            ) as status_writer,
         ):
             self._watcher.on_start(self.folder.path, self.status)
             self.enter(Phase.PREPARE)
+            for change in self._run.changes:
+                self.say(f"changed: {change} ({change.rule.why})")
             for warning in core_warnings(self.config):
                 self.say(warning)
-            load = run_until_stopped(self.prepare(), self.interruption)
-            self.enter(self.phase)
-            with self._log, open_ranks(self.config.trainer.processes, logs=self.folder.logs) as ranks:
-                learner = load(ranks)
-                self._saved_at = time.monotonic()
-                with self.interruption.counts_signals():
-                    final = learner.learn(partial(self._after_update, learner))
-                saved = self._save(learner, final.update)
+            self._saved = self._checkpoints.newest()
+            state = None if self._saved is None else read_progress(self._saved, LearningState)
+            if state is None or not state.is_over:
+                state = self._train(state)
+            else:
+                self.say(f"the training has ended after update {state.update} of {state.updates}")
+            status_writer.is_interrupted = not state.is_over
+            assert self._saved is not None
             return RunResult(
                 folder=self.folder.path,
-                step=final.update,
-                checkpoint=str(saved.path),
-                metrics=self._log.last,
-                interrupted=False,
+                step=state.update,
+                checkpoint=str(self._saved.path),
+                metrics=newest_metrics(self.folder),
+                interrupted=not state.is_over,
             )
 
-    async def find_model(self) -> str:
+    def _train(self, state: LearningState | None) -> LearningState:
+        """Train to the end or until a requested stop, and return the state of the last checkpoint."""
+        prepared = run_until_stopped(self.prepare(resumes=state is not None), self.interruption)
+        self._check_same_data(prepared, state)
+        self.enter(self.phase)
+        position = 0 if state is None else state.metrics_position
+        self._log = UpdateLog(self._run, self.status, self._watcher, position=position)
+        with self._log, open_ranks(self.config.trainer.processes, logs=self.folder.logs) as ranks:
+            parts = prepared.load(prepared.base if self._saved is None else str(self._saved.path / MODEL), ranks)
+            if self._saved is not None and state is not None:
+                parts.learner.checkpoint.load(self._saved.path)
+                self.success = state.success
+                self.say(f"resumes after update {state.update} of {state.updates}")
+            if self._run.changes:
+                self.folder.save_config(dump_config(self.config))
+            self._saved_at = time.monotonic()
+            with self.interruption.counts_signals():
+                try:
+                    while not self.is_enough(parts, prepared.base) and parts.learner.done < parts.learner.updates:
+                        self._record(parts.learner.learn())
+                        if parts.learner.done < parts.learner.updates:
+                            self._save_if_due(prepared, parts)
+                            self.interruption.raise_if_made()
+                except KeyboardInterrupt:
+                    if not parts.learner.done or self.interruption.count > 1:  # the second one may end an update midway
+                        raise
+                    return self._save(prepared, parts, is_over=False)
+            return self._save(prepared, parts, is_over=True)
+
+    def _check_same_data(self, prepared: Prepared, state: LearningState | None) -> None:
+        if state is not None and state.data != prepared.data:
+            raise UsageError(
+                "the data has changed since the training began, so it cannot resume exactly",
+                got=f"data with the digest {prepared.data}",
+                expected=f"the digest {state.data}",
+                hint="restore the data, or start a new run from the model: "
+                f"agentrl {self.command} … model.path={shlex.quote(str(self.folder.path))}",
+            )
+
+    async def find_base(self) -> str:
         """Find or make the initial model, and return its folder."""
         return await prepare_model(self.config, self.folder.model, say=self.say)
 
@@ -135,26 +215,6 @@ class LearningRun(abc.ABC):
     def say(self, text: str) -> None:
         """Send a message to the watcher."""
         self._watcher.on_message(text)
-
-    def _after_update(self, learner: Learner, progress: LearningProgress) -> None:
-        """Record an update, and save the model if it is time, or if the run is to stop."""
-        self._record(progress)
-        if self.interruption.count and progress.update < progress.updates:
-            self.save_stopped(learner, progress)
-            self.interruption.raise_if_made()
-        if time.monotonic() - self._saved_at >= 60 * self.settings.save_minutes:
-            try:
-                self._save(learner, progress.update)
-            except UsageError as error:  # such as a full disk, which may have room again in ten minutes
-                self.say(f"the model after update {progress.update} is not saved, and the training continues: {error}")
-
-    def save_stopped(self, learner: Learner, progress: LearningProgress) -> None:
-        """Save the model of a run that is stopped before its end, and say how to use it."""
-        saved = self._save(learner, progress.update)
-        self.say(
-            f"stopped after update {progress.update} of {progress.updates}: the model is saved, but this training "
-            f"cannot be resumed; start another run from the model: model.path={saved.path}"
-        )
 
     def _record(self, progress: LearningProgress) -> None:
         if progress.update == 1:
@@ -171,16 +231,55 @@ class LearningRun(abc.ABC):
         }
         self._log.record(progress.update, metrics, updates=progress.updates, skipped=skipped)
 
-    def _save(self, learner: Learner, update: int) -> Checkpoint:
-        """Save the model after an update, unless that is done."""
-        if self._saved is not None and self._saved.step == update:
-            return self._saved
+    def _save_if_due(self, prepared: Prepared, parts: LearnerParts) -> None:
+        if time.monotonic() - self._saved_at < 60 * self.settings.save_minutes:
+            return
+        try:
+            self._save(prepared, parts, is_over=False)
+        except UsageError as error:  # such as a full disk, which may have room again in ten minutes
+            self.say(f"update {parts.learner.done} is not saved, and the training continues: {error}")
+
+    def _save(self, prepared: Prepared, parts: LearnerParts, *, is_over: bool) -> LearningState:
+        """Save the model, and the state that a resumed run needs."""
+        learner = parts.learner
+        state = LearningState(
+            update=learner.done,
+            updates=learner.updates,
+            metrics_position=self._log.save_position(),
+            data=prepared.data,
+            success=self.success,
+            is_over=is_over,
+        )
+
+        def write(folder: Path) -> None:
+            parts.source.save(folder / MODEL, prepared.tokenizer, prepared.images)
+            if not is_over:
+                learner.checkpoint.save(folder)
+            write_progress(folder, state)
+
         phase, self.status.phase = self.status.phase, Phase.CHECKPOINT
         self._watcher.on_status(self.status)
-        checkpoints = Checkpoints(self.folder.checkpoints, keep=self.config.checkpoint.keep)
         try:
-            self._saved = checkpoints.save(update, lambda folder: learner.save(folder / MODEL))
+            self._saved = self._checkpoints.save(learner.done, write)
         finally:
             self.status.phase, self._saved_at = phase, time.monotonic()
-        self._watcher.on_checkpoint(update, self._saved.path)
-        return self._saved
+        self._watcher.on_checkpoint(learner.done, self._saved.path)
+        return state
+
+
+def digest_trajectories(trajectories: Iterable[Trajectory]) -> str:
+    """Return a digest of the tokens of trajectories, and of the sources of these tokens."""
+    return digest(
+        part.tobytes()
+        for trajectory in trajectories
+        for sequence in trajectory.sequences
+        for part in (np.asarray(sequence.token_ids), np.asarray(sequence.sources))
+    )
+
+
+def digest(parts: Iterable[bytes]) -> str:
+    """Return a digest of data and of its division into parts."""
+    found = hashlib.blake2b(digest_size=8)
+    for part in parts:
+        found.update(len(part).to_bytes(8, "big") + part)
+    return found.hexdigest()

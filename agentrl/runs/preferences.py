@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 
 from agentrl.builders.adapter_checks import check_adapters, refuse_adapters, refuse_role_adapters
 from agentrl.builders.models import build_renderer
-from agentrl.builders.trainers import build_on_ranks, build_preferences, build_reward_model
+from agentrl.builders.trainers import LearnerParts, build_learner, build_on_ranks, build_reward_model
 from agentrl.config.algorithm import PreferencesConfig
 from agentrl.config.config import SCRATCH, Config
 from agentrl.errors import ConfigError
@@ -20,10 +19,11 @@ from agentrl.observe.progress import Phase, RunWatcher
 from agentrl.render.chat_template import TextEncoder
 from agentrl.render.tokenizers import load_tokenizer, pad_id
 from agentrl.rollout.judges import transcript
-from agentrl.runs.learning_run import Learner, LearningRun
+from agentrl.runs.learning_run import LearningRun, Prepared, digest, digest_trajectories
 from agentrl.runs.start import Run, RunResult
+from agentrl.runs.stop import StopRequest
 from agentrl.training.distributed import Ranks
-from agentrl.training.preferences import Pair, TextPair, preference_loss
+from agentrl.training.preferences import Pair, PreferenceLearner, TextPair, preference_loss
 from agentrl.training.stored_episodes import check_pair_tokens, check_sources, find_pairs, load_pairs, policy_of
 
 
@@ -44,38 +44,35 @@ class PairsRun(LearningRun):
 class PreferenceRun(PairsRun):
     """A run that trains a policy to prefer the better episode of a pair."""
 
-    name = "preferences"
+    name, command = "preferences", "dpo"
 
-    async def prepare(self) -> Callable[[Ranks], Learner]:
+    async def prepare(self, *, resumes: bool) -> Prepared:
         """Find the model and the pairs of its episodes.
 
         Raises:
             UsageError: no episodes, pairs or model found, or the disk is full.
             ConfigError: the episodes belong to a model with other tokens.
         """
-        path = await self.find_model()
-        renderer = build_renderer(self.config, path, load_tokenizer(path))
-        pairs = load_pairs(self.settings, path, renderer, max_tokens=self.config.agent.max_tokens, say=self.say)
+        base = await self.find_base()
+        tokenizer = load_tokenizer(base)
+        renderer = build_renderer(self.config, base, tokenizer)
+        pairs = load_pairs(self.settings, base, renderer, max_tokens=self.config.agent.max_tokens, say=self.say)
         self._say_count(pairs)
-        return partial(self._load, path, pairs)
 
-    def _load(self, path: str, pairs: Sequence[Pair], ranks: Ranks) -> Learner:
-        config, tokenizer = self.config, load_tokenizer(path)
-        images = build_renderer(config, path, tokenizer).images
-        parts = build_on_ranks(ranks, build_preferences, config, pairs, path, pad_id(tokenizer))
+        def load(model: str, ranks: Ranks) -> LearnerParts:
+            learned = (PreferenceLearner, self.config, pairs, self.settings)
+            return build_on_ranks(ranks, build_learner, *learned, model, base, pad_id(tokenizer))
 
-        def save(folder: Path) -> None:
-            parts.source.save(folder, tokenizer, images)
-
-        return Learner(learn=parts.learn, save=save)
+        found = digest_trajectories(side for pair in pairs for side in (pair.better, pair.worse))
+        return Prepared(base=base, data=found, load=load, tokenizer=tokenizer, images=renderer.images)
 
 
 class RewardRun(PairsRun):
     """A run that trains a reward model from ``model.path`` on episodes of ``preferences.sources``."""
 
-    name = "reward_model"
+    name, command = "reward_model", "reward-model"
 
-    async def prepare(self) -> Callable[[Ranks], Learner]:
+    async def prepare(self, *, resumes: bool) -> Prepared:
         """Find the pairs, decoded to text, and the language model.
 
         Raises:
@@ -83,11 +80,14 @@ class RewardRun(PairsRun):
         """
         pairs = _read_texts(find_pairs(self.settings), self.settings)
         self._say_count(pairs)
-        return partial(self._load, await self.find_model(), pairs)
 
-    def _load(self, path: str, pairs: Sequence[TextPair], ranks: Ranks) -> Learner:
-        parts = build_on_ranks(ranks, build_reward_model, self.config, pairs, path)
-        return Learner(learn=parts.learn, save=parts.model.save)
+        def load(model: str, ranks: Ranks) -> LearnerParts:
+            build = partial(build_reward_model, new_head=not resumes)
+            return build_on_ranks(ranks, build, self.config, pairs, model)
+
+        texts = digest(text.encode(errors="surrogatepass") for pair in pairs for text in (pair.better, pair.worse))
+        base = await self.find_base()
+        return Prepared(base=base, data=texts, load=load, tokenizer=load_tokenizer(base))
 
 
 def _read_texts(pairs: Sequence[Pair], settings: PreferencesConfig) -> list[TextPair]:
@@ -96,25 +96,30 @@ def _read_texts(pairs: Sequence[Pair], settings: PreferencesConfig) -> list[Text
     return [TextPair(better=transcript(pair.better, decode), worse=transcript(pair.worse, decode)) for pair in pairs]
 
 
-def learn_preferences(run: Run, *, watcher: RunWatcher | None = None) -> RunResult:
+def learn_preferences(
+    run: Run, *, watcher: RunWatcher | None = None, interruption: StopRequest | None = None
+) -> RunResult:
     """Train a run's model on pairs of stored episodes; raises the errors of `LearningRun.run`."""
-    return PreferenceRun(run, watcher=watcher).run()
+    return PreferenceRun(run, watcher=watcher, interruption=interruption).run()
 
 
-def train_reward(run: Run, *, watcher: RunWatcher | None = None) -> RunResult:
+def train_reward(run: Run, *, watcher: RunWatcher | None = None, interruption: StopRequest | None = None) -> RunResult:
     """Train a reward model on pairs of stored episodes; raises the errors of `LearningRun.run`."""
-    return RewardRun(run, watcher=watcher).run()
+    return RewardRun(run, watcher=watcher, interruption=interruption).run()
 
 
 def check_preferences(config: Config) -> None:
     """Check the config of preference training.
 
     Raises:
-        ConfigError: the loss is not a preference loss or does not accept an option, or the adapters are invalid.
+        ConfigError: no sources, the loss is not a preference loss or does not accept an option, or the adapters are
+            invalid.
+        UsageError: a source does not exist.
     """
     refuse_role_adapters(config, "agentrl dpo")
     check_adapters(config)
     preference_loss(config.preferences or PreferencesConfig())
+    check_sources(config.preferences or PreferencesConfig())
 
 
 def check_reward_training(config: Config) -> None:

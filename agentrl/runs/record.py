@@ -150,16 +150,15 @@ class UpdateLog:
         UsageError: the disk is full.
     """
 
-    def __init__(self, run: Run, status: RunStatus, watcher: RunWatcher) -> None:
-        self.last: dict[str, float] = {}
-        """Metrics of the latest update."""
-        self._run, self._status, self._watcher = run, status, watcher
+    def __init__(self, run: Run, status: RunStatus, watcher: RunWatcher, *, position: int) -> None:
+        self._run, self._status, self._watcher, self._begin = run, status, watcher, position
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
-        """Open the file and the trackers."""
+        """Open the file, without what a killed run wrote after its checkpoint, and the trackers."""
         folder, config = self._run.folder, self._run.config
         self._metrics = MetricsFile(folder.metrics_file)
+        self._metrics.truncate(self._begin)
         self._stack.callback(self._metrics.close)
         values = config.model_dump(mode="json")
         self._trackers = Trackers(config.trackers, folder=folder.logs, name=folder.path.name, config=values)
@@ -177,13 +176,17 @@ class UpdateLog:
 
         Updates are counted from 1; one is `skipped` if its gradients were not finite.
         """
-        self.last = dict(metrics)
-        self._metrics.append_step(update, self.last)
-        self._trackers.log(update, self.last)
-        self._status.step, self._status.steps, self._status.metrics = update, updates, self.last
+        self._metrics.append_step(update, metrics)
+        self._trackers.log(update, metrics)
+        self._status.step, self._status.steps, self._status.metrics = update, updates, dict(metrics)
         if skipped:
             self._watcher.on_message(f"update {update} skipped: gradients are not finite")
-        self._watcher.on_step(update, self.last)
+        self._watcher.on_step(update, metrics)
+
+    def save_position(self) -> int:
+        """Sync the metrics file to disk, and return its size in bytes."""
+        self._metrics.sync()
+        return self._metrics.position
 
 
 _COUNTED = ("groups_failed", "groups_stale", "groups_filtered", "retries")

@@ -40,7 +40,6 @@ from agentrl.builders.processes import open_processes
 from agentrl.builders.training import build_training
 from agentrl.config.engines import TinkerEngineConfig
 from agentrl.config.load import dump_config
-from agentrl.config.resume_rules import rule_of
 from agentrl.config.step_settings import Settings
 from agentrl.config.usual_learning_rate import rate_warnings
 from agentrl.errors import RankLost, ResumableError, ServersLost, TrainingError, described_error
@@ -169,7 +168,7 @@ class Orchestrator:
             if self._reason is not None:
                 self._say(self._reason)
             for change in self._changes:
-                self._say(f"changed: {change} ({rule_of(change.key).why})")
+                self._say(f"changed: {change} ({change.rule.why})")
             async with AsyncExitStack() as stack:
                 stack.push(self._report_problems)
                 interrupted = await self._prepare_and_train(stack)

@@ -7,7 +7,6 @@ expert ─► episodes through the agent loop ─► ledger (forced tokens) ─�
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 
 from transformers import PreTrainedModel
@@ -25,7 +24,7 @@ from agentrl.errors import ConfigError, UsageError
 from agentrl.evaluation.periodic import success_now
 from agentrl.models.load import load_model
 from agentrl.observe.progress import Phase, RunWatcher
-from agentrl.observe.trajectory_store import TrajectoryStore
+from agentrl.observe.trajectory_store import TrajectoryStore, read_trajectories, void_after
 from agentrl.render.renderer import Renderer
 from agentrl.render.tokenizers import load_tokenizer, pad_id
 from agentrl.rollout.loop_choice import check_rendering
@@ -33,16 +32,18 @@ from agentrl.rollout.runner import Assignment, play_all
 from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy, ScriptedPolicy
 from agentrl.rollout.turns import derive_seed
 from agentrl.rollout.waits import RolloutObserver, WaitTracker
-from agentrl.runs.learning_run import Learner, LearningRun, ProgressCallback
+from agentrl.runs.learning_run import LearningRun, Prepared, digest_trajectories
 from agentrl.runs.record import EpisodeRecorder
 from agentrl.runs.start import Run, RunResult
 from agentrl.runs.stop import StopRequest, run_until_stopped
 from agentrl.task import Task
 from agentrl.training.chat_file import build_sft_dataset, check_chats, read_chats
 from agentrl.training.distributed import Ranks
-from agentrl.training.optimizer import LearningProgress
-from agentrl.training.sft import train_supervised
+from agentrl.training.sft import SupervisedLearner
 from agentrl.trajectory import Trajectory
+
+_GROUP = "demonstration-"
+"""Prefix of the group ids of demonstrations, before their number."""
 
 
 async def collect_demonstrations(
@@ -101,7 +102,7 @@ async def _play_demonstrations(
 
 
 def _assignment(task: Task, number: int, seed: int) -> Assignment:
-    group_id = f"demonstration-{number}"
+    group_id = f"{_GROUP}{number}"
     return Assignment(task=task, group_id=group_id, member=0, seed=derive_seed(seed, group_id))
 
 
@@ -124,100 +125,93 @@ def _select_trainable(played: Mapping[int, Trajectory]) -> dict[int, Trajectory]
 class WarmStart(LearningRun):
     """A run of supervised fine-tuning."""
 
-    name, section, phase = "sft", "sft", Phase.WARM_START
-
-    def __init__(self, run: Run, *, watcher: RunWatcher | None = None, interruption: StopRequest | None = None) -> None:
-        super().__init__(run, watcher=watcher, interruption=interruption)
-        self._success: float | None = None
-        """Latest measured success rate."""
+    name, command, section, phase = "sft", "sft", "sft", Phase.WARM_START
 
     @property
     def settings(self) -> SFTConfig:
         """The ``sft`` section."""
         return self.config.sft
 
-    async def prepare(self) -> Callable[[Ranks], Learner]:
+    async def prepare(self, *, resumes: bool) -> Prepared:
         """Find or make the model, and play demonstrations or read the file.
 
         Raises:
             UsageError: no expert, file or model found, no task solved, or the disk is full.
         """
-        path = await self.find_model()
-        renderer = build_renderer(self.config, path, load_tokenizer(path))
+        base = await self.find_base()
+        tokenizer = load_tokenizer(base)
+        self._renderer = build_renderer(self.config, base, tokenizer)
         if self.settings.data is not None:
-            return partial(self._load, path, renderer, self._read(self.settings.data, renderer))
-        check_rendering(self.config, renderer, say=self.say)
+            demonstrations = self._read(self.settings.data)
+        elif resumes:
+            demonstrations = _read_demonstrations(self.folder.trajectories)
+        else:
+            demonstrations = await self._play()
+
+        def load(model: str, ranks: Ranks) -> LearnerParts:
+            learned = (SupervisedLearner, self.config, demonstrations, self.settings)
+            return build_on_ranks(ranks, build_learner, *learned, model, base, pad_id(tokenizer))
+
+        data = digest_trajectories(demonstrations)
+        return Prepared(base=base, data=data, load=load, tokenizer=tokenizer, images=self._renderer.images)
+
+    async def _play(self) -> list[Trajectory]:
+        """Let the experts play demonstrations, and store them."""
+        check_rendering(self.config, self._renderer, say=self.say)
         self.enter(Phase.DEMONSTRATE)
+        void_after(self.folder.trajectories, 0, 0)
         with TrajectoryStore(self.folder.trajectories, step=0) as store:
             waits = WaitTracker()
             recorder = EpisodeRecorder(store, self.status, self._watcher, waits, says_at_once=True)
-            played = await collect_demonstrations(
-                self.config, renderer, observer=recorder, on_stall=self.say, waits=waits
+            return await collect_demonstrations(
+                self.config, self._renderer, observer=recorder, on_stall=self.say, waits=waits
             )
-        return partial(self._load, path, renderer, played)
 
-    def _read(self, file: str, renderer: Renderer) -> list[Trajectory]:
+    def _read(self, file: str) -> list[Trajectory]:
         """Read the conversations of a file that fit into ``agent.max_tokens``."""
-        found = build_sft_dataset(read_chats(file), renderer, max_tokens=self.config.agent.max_tokens)
+        found = build_sft_dataset(read_chats(file), self._renderer, max_tokens=self.config.agent.max_tokens)
         if found.too_long:
             self.say(f"{found.too_long} conversations are longer than agent.max_tokens and are left out")
         return found.trajectories
 
-    def _load(self, path: str, renderer: Renderer, demonstrations: list[Trajectory], ranks: Ranks) -> Learner:
-        config, tokenizer = self.config, load_tokenizer(path)
-        parts = build_on_ranks(ranks, build_learner, config, demonstrations, path, pad_id(tokenizer))
-
-        def learn(progress: ProgressCallback) -> LearningProgress:
-            final = train_supervised(parts.learner, progress=progress, enough=enough)
-            self._say_if_short()
-            return final
-
-        def save(folder: Path) -> None:
-            parts.source.save(folder, tokenizer, renderer.images)
-
-        def enough(progress: LearningProgress) -> bool:
-            try:
-                return self._reached_stop_at(parts, path, renderer, progress)
-            except KeyboardInterrupt:
-                self.save_stopped(learner, progress)
-                raise
-
-        learner = Learner(learn=learn, save=save)
-        return learner
-
-    def _reached_stop_at(self, parts: LearnerParts, path: str, renderer: Renderer, progress: LearningProgress) -> bool:
+    def is_enough(self, parts: LearnerParts, base: str) -> bool:
         """Measure success if due; return True if it has reached ``sft.stop_at``."""
-        settings = self.settings
-        if settings.stop_at is None or progress.update <= settings.warmup_steps:
+        settings, done = self.settings, parts.learner.done
+        if settings.stop_at is None:
             return False
-        if progress.update % settings.check_every:
-            return False
-        self.enter(Phase.EVALUATE)
-        model = self._whole_model(parts, path)
-        measuring = success_now(model, renderer, self.config, n_tasks=settings.check_tasks)
-        self._success = run_until_stopped(measuring, self.interruption)
-        self.enter(Phase.WARM_START)
-        self.say(f"update {progress.update}: success {self._success:.1%} on {settings.check_tasks} tasks")
-        return self._success >= settings.stop_at
+        if done > settings.warmup_steps and done % settings.check_every == 0:
+            self.enter(Phase.EVALUATE)
+            measured = success_now(
+                self._whole_model(parts, base), self._renderer, self.config, n_tasks=settings.check_tasks
+            )
+            self.success = run_until_stopped(measured, self.interruption)
+            self.enter(Phase.WARM_START)
+            self.say(f"update {done}: success {self.success:.1%} on {settings.check_tasks} tasks")
+            if self.success >= settings.stop_at:
+                return True
+        if done == parts.learner.updates:
+            got = "not measured" if self.success is None else f"got {self.success:.1%}"
+            self.say(
+                f"all demonstrations were used before sft.stop_at was reached: expected {settings.stop_at:.0%}, {got}"
+            )
+        return False
 
     def _whole_model(self, parts: LearnerParts, path: str) -> PreTrainedModel:
         """Return the current model; with several ranks, a copy."""
         ranks = parts.learner.ranks
         if not ranks.is_distributed:
-            return parts.learner.model
+            return parts.source.model
         device = ranks.device(self.config.model.device)
         model = load_model(path, dtype=self.config.model.dtype, device=str(device))
         model.load_state_dict(dict(parts.source.weights()))
         return model
 
-    def _say_if_short(self) -> None:
-        """Report that ``sft.stop_at`` was not reached."""
-        settings = self.settings
-        if settings.stop_at is not None and (self._success is None or self._success < settings.stop_at):
-            got = "not measured" if self._success is None else f"got {self._success:.1%}"
-            self.say(
-                f"all demonstrations were used before sft.stop_at was reached: expected {settings.stop_at:.0%}, {got}"
-            )
+
+def _read_demonstrations(folder: Path) -> list[Trajectory]:
+    """Read the demonstrations that a run has stored, as `collect_demonstrations` returned them."""
+    ended = [found.trajectory for found in read_trajectories(folder)]  # an attempt after its retries
+    good = _select_trainable({int(t.group_id.removeprefix(_GROUP)): t for t in ended})
+    return [good[number] for number in sorted(good)]
 
 
 def warm_start(run: Run, *, watcher: RunWatcher | None = None, interruption: StopRequest | None = None) -> RunResult:

@@ -18,7 +18,7 @@ from agentrl.builders.tools import check_tools
 from agentrl.config.config import SCRATCH, Config
 from agentrl.config.derived import per_environment_configs
 from agentrl.config.load import dump_config, load_config
-from agentrl.config.resume_rules import Change, changes, check_same_run
+from agentrl.config.resume_rules import LEARNING_RULES, Change, changes, check_same_run
 from agentrl.config.step_settings import environment_stages
 from agentrl.env.lookup import resolve_environment
 from agentrl.errors import ConfigError, UsageError
@@ -159,13 +159,7 @@ def resume_run(path: str | Path, overrides: Sequence[str] = ()) -> Run:
         UsageError: the folder contains no run.
         ConfigError: an override is invalid or not allowed on resume, or the run has no step left.
     """
-    folder = RunDirectory.open(path)
-    if folder.rollout_file.is_file():
-        raise UsageError(
-            f"{folder.path} only plays episodes and has no trainer",
-            hint=f"resume it with: agentrl rollout --resume {shlex.quote(str(folder.path))}, or train on its episodes: "
-            f"agentrl train CONFIG --episodes {shlex.quote(str(folder.path))}",
-        )
+    folder = _open_run(path, "train")
     config = load_config(folder.config_file, overrides)
     found = changes(load_config(folder.config_file), config)
     check_same_run(found)
@@ -176,6 +170,33 @@ def resume_run(path: str | Path, overrides: Sequence[str] = ()) -> Run:
     check_panels(config)
     check_curriculum(config)
     return Run(folder, config, found)
+
+
+def resume_learning(path: str | Path, overrides: Sequence[str] = (), *, command: str) -> Run:
+    """Open an existing run of the `command` ``sft``, ``dpo`` or ``reward-model`` to resume it, like `resume_run`."""
+    folder = _open_run(path, command)
+    config = load_config(folder.config_file, overrides)
+    found = changes(load_config(folder.config_file), config, LEARNING_RULES)
+    check_same_run(found)
+    check_observers(config)
+    return Run(folder, config, found)
+
+
+def _open_run(path: str | Path, command: str) -> RunDirectory:
+    """Open a run's folder, and check that this command resumes the run."""
+    folder = RunDirectory.open(path)
+    status, quoted = read_status(folder.path), shlex.quote(str(folder.path))
+    other = "rollout" if folder.rollout_file.is_file() else "" if status is None else status.resumed_by
+    if other in ("", command):
+        return folder
+    use = f"train on its episodes: agentrl train CONFIG --episodes {quoted}"
+    if other != "rollout":
+        use = f"start a new run from its model: agentrl {command} … model.path={quoted}"
+    raise UsageError(
+        f"{folder.path} is not a run of agentrl {command}",
+        got=f"a run of agentrl {other}",
+        hint=f"resume it with: agentrl {other} --resume {quoted}, or {use}",
+    )
 
 
 def _check_steps_left(folder: RunDirectory, config: Config, found: Sequence[Change]) -> None:
@@ -242,13 +263,17 @@ def finished_result(run: Run, watcher: RunWatcher) -> RunResult | None:
     problems = top(read_findings(run.folder))
     for line in finding_lines(problems):
         watcher.on_message(line)
-    lines = read_metrics(run.folder.metrics_file)
-    last = lines[-1] if lines else {}
     return RunResult(
         folder=run.folder.path,
         step=newest.step,
         checkpoint=str(newest.path),
-        metrics={name: value for name, value in last.items() if name != "step" and value is not None},
+        metrics=newest_metrics(run.folder),
         interrupted=False,
         problems=problems,
     )
+
+
+def newest_metrics(folder: RunDirectory) -> dict[str, float]:
+    """Read the finite metrics of a run's last step or update; empty if there is none."""
+    lines = read_metrics(folder.metrics_file)
+    return {name: value for name, value in (lines[-1] if lines else {}).items() if name != "step" and value is not None}

@@ -27,7 +27,6 @@ from agentrl.builders.trainers import TrainerParts, build_on_ranks, build_traine
 from agentrl.config.config import Config
 from agentrl.config.derived import per_environment_configs
 from agentrl.config.load import dump_config
-from agentrl.config.resume_rules import rule_of
 from agentrl.config.step_settings import Settings
 from agentrl.config.usual_learning_rate import rate_warnings
 from agentrl.errors import ConfigError, Outcome, TrainingError, UsageError
@@ -352,7 +351,7 @@ class StoredTraining:
             if self._reason is not None:
                 self._say(self._reason)
             for change in self._changes:
-                self._say(f"changed: {change} ({rule_of(change.key).why})")
+                self._say(f"changed: {change} ({change.rule.why})")
             async with AsyncExitStack() as stack:
                 await self._prepare(stack)
                 await self._train()

@@ -12,9 +12,7 @@ text of a pair the higher reward.
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -37,14 +35,12 @@ from agentrl.models.load import check_complete, silence_load_reports
 from agentrl.registry import Kind, lookup
 from agentrl.reward import rewards_differ
 from agentrl.training.algorithm_functions import bind
-from agentrl.training.checkpoint import save_model_folder
-from agentrl.training.compile import checkpoint_activations, compile_layers
 from agentrl.training.distributed import Ranks
 from agentrl.training.distributed.fsdp import load_sharded
 from agentrl.training.forward.micro_batches import MicroBatch
 from agentrl.training.forward.runner import ModelRunner, RunnerSettings, SumsByName, make_runner
 from agentrl.training.forward.sequences import ScoredSequence, scored_sequence
-from agentrl.training.optimizer import LearningProgress, OptimizerSettings, PolicyOptimizer
+from agentrl.training.learner import Learner
 from agentrl.training.weights import ModelWeights
 from agentrl.trajectory import Source, Trajectory
 
@@ -145,54 +141,95 @@ def preference_loss(settings: PreferencesConfig) -> Callable[[PreferencePairs], 
     return bound
 
 
-def train_preferences(
-    model: PreTrainedModel,
-    pairs: Sequence[Pair],
-    settings: PreferencesConfig,
-    trainer: TrainerConfig,
-    *,
-    seed: int,
-    pad_id: int,
-    progress: Callable[[LearningProgress], None] = lambda _: None,
-    image_processor: ImageReader | None = None,
-    ranks: Ranks | None = None,
-) -> LearningProgress:
-    """Train `model` in place; its initial state is the reference. All ranks must call this with the same arguments.
+class PreferenceLearner(Learner[list[int]]):
+    """Trainer of a policy in place on pairs; its initial state is the reference. Every rank has one.
 
-    `progress` is called after every optimizer step; `seed` determines the order of the pairs.
+    Args:
+        model: Model from `agentrl.models.load.load_model`, or a sharded one.
+        pairs: Pairs of episodes.
+        settings: Loss, learning rate, and pairs per update.
+        trainer: Micro-batches, optimizer, clipping.
+        seed: Seed of the order of pairs.
+        pad_id: Any id of the vocabulary.
+        image_processor: Image processor; required if episodes contain images.
+        ranks: Ranks that train together.
 
-    Returns:
-        The state after the last step.
+    Raises:
+        TrainingError: there are no pairs.
     """
-    if not pairs:
-        raise TrainingError("no pairs to learn from", expected="at least one pair of episodes")
-    compile_layers(model, trainer)
-    loss = preference_loss(settings)
-    sides = _Sides(
-        make_runner(model, trainer, ranks=ranks, image_processor=image_processor),
-        [answer_sequences(side) for pair in pairs for side in (pair.better, pair.worse)],
-        {"temperature": 1.0, "pad_id": pad_id},
-    )
-    batches = list(pair_batches(len(pairs), settings, seed))
-    optimizer = PolicyOptimizer(model, OptimizerSettings.of(trainer, settings, total_updates=len(batches)))
-    started = time.perf_counter()
-    reference = sides.sums(range(len(pairs)))
-    for number, batch in enumerate(batches, start=1):
-        with checkpoint_activations(model, enabled=trainer.gradient_checkpointing):
-            value, gain = sides.backward(batch, reference[batch], loss)
-        latest = LearningProgress.after(
-            optimizer.update(),
-            number=number,
-            updates=len(batches),
-            loss=value,
-            started=started,
-            # from log pi / pi_ref of each episode, in nats, before the step
-            accuracy=float((gain[:, 0] > gain[:, 1]).double().mean()),
-            better_gain=float(gain[:, 0].mean()),
-            worse_gain=float(gain[:, 1].mean()),
-        )
-        progress(latest)
-    return latest
+
+    data, section = "pairs", "preferences"
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        pairs: Sequence[Pair],
+        settings: PreferencesConfig,
+        trainer: TrainerConfig,
+        *,
+        seed: int,
+        pad_id: int,
+        image_processor: ImageReader | None = None,
+        ranks: Ranks | None = None,
+    ) -> None:
+        if not pairs:
+            raise TrainingError("no pairs to learn from", expected="at least one pair of episodes")
+        super().__init__(model, list(pair_batches(len(pairs), settings, seed)), settings, trainer, ranks or Ranks())
+        self._loss = preference_loss(settings)
+        self._runner = make_runner(model, trainer, ranks=self.ranks, image_processor=image_processor)
+        self._reading: dict[str, Any] = {"temperature": 1.0, "pad_id": pad_id}
+        self._episodes = [answer_sequences(side) for pair in pairs for side in (pair.better, pair.worse)]
+        """Sequences of each pair's better episode, at index 2 p for pair p, and of its worse one, at 2 p + 1."""
+        self._reference = torch.zeros(len(pairs), 2, dtype=torch.float64)
+        """Log-probabilities of the reference of the better and the worse episode of each pair, from the first update
+        on.
+        """
+
+    def _backward(self, batch: list[int]) -> tuple[float, dict[str, float]]:
+        if self.done == 0:
+            self._reference = self._sums(range(len(self._reference)))
+        sums, reference = self._sums(batch).requires_grad_(), self._reference[batch]
+        value = self._loss(
+            PreferencePairs(
+                chosen_logp=sums[:, 0],
+                rejected_logp=sums[:, 1],
+                chosen_reference_logp=reference[:, 0],
+                rejected_reference_logp=reference[:, 1],
+            )
+        ).mean()
+        self._check_finite(float(value.detach()))
+        (by_sum,) = torch.autograd.grad(value, sums)
+        sequences, owner = self._lay_out(batch)
+        lengths = torch.tensor([sequence.targets.numel() for sequence in sequences])
+        by_logp = by_sum.flatten()[owner].float().repeat_interleave(lengths)
+        self._runner.backward_logprobs(sequences, by_logp, **self._reading)
+        gain = (sums - reference).detach()
+        return float(value.detach()), {  # from log pi / pi_ref of each episode, in nats, before the step
+            "accuracy": float((gain[:, 0] > gain[:, 1]).double().mean()),
+            "better_gain": float(gain[:, 0].mean()),
+            "worse_gain": float(gain[:, 1].mean()),
+        }
+
+    def _lay_out(self, batch: Sequence[int]) -> tuple[list[ScoredSequence], torch.Tensor]:
+        """Return the sequences of some pairs, and their indices in the flattened sums [pairs, 2]: int64 [sequences]."""
+        sides = [self._episodes[2 * pair + side] for pair in batch for side in (0, 1)]
+        owner = [index for index, side in enumerate(sides) for _ in side]
+        return [sequence for side in sides for sequence in side], torch.tensor(owner)
+
+    def _sums(self, batch: Sequence[int]) -> torch.Tensor:
+        """Compute log-probabilities of the better and the worse episode of some pairs: float64 [pairs, 2]."""
+        sequences, owner = self._lay_out(batch)
+        scores = self._runner.logprobs(sequences, **self._reading)
+        lengths = torch.tensor([sequence.targets.numel() for sequence in sequences])
+        sums = torch.zeros(2 * len(batch), dtype=torch.float64)
+        return sums.index_add(0, owner.repeat_interleave(lengths), scores.logp.double().cpu()).view(-1, 2)
+
+    def _progress(self) -> dict[str, Any]:
+        return {**super()._progress(), "reference": self._reference}
+
+    def _restore(self, progress: Mapping[str, Any]) -> None:
+        super()._restore(progress)
+        self._reference = progress["reference"]
 
 
 def pair_batches(count: int, settings: PreferencesConfig, seed: int) -> Iterator[list[int]]:
@@ -201,54 +238,6 @@ def pair_batches(count: int, settings: PreferencesConfig, seed: int) -> Iterator
     for _ in range(settings.epochs):
         order = torch.randperm(count, generator=generator).tolist()
         yield from (order[first : first + size] for first in range(0, len(order), size))
-
-
-@dataclass(frozen=True, slots=True)
-class _Sides:
-    """Episodes of pairs, as sequences that a model scores."""
-
-    runner: ModelRunner
-    episodes: list[list[ScoredSequence]]
-    """Sequences of each pair's better episode, at index 2 p for pair p, and of its worse one, at 2 p + 1."""
-    reading: dict[str, Any]
-
-    def backward(
-        self, batch: list[int], reference: torch.Tensor, loss: Callable[[PreferencePairs], torch.Tensor]
-    ) -> tuple[float, torch.Tensor]:
-        """Add the gradient of the mean loss; return the loss and the episodes' log pi / pi_ref: float64 [pairs, 2]."""
-        sums = self.sums(batch).requires_grad_()
-        value = loss(
-            PreferencePairs(
-                chosen_logp=sums[:, 0],
-                rejected_logp=sums[:, 1],
-                chosen_reference_logp=reference[:, 0],
-                rejected_reference_logp=reference[:, 1],
-            )
-        ).mean()
-        if not bool(value.isfinite()):
-            raise TrainingError(
-                "the loss on pairs is not finite", got=float(value), hint="try a smaller preferences.learning_rate"
-            )
-        (by_sum,) = torch.autograd.grad(value, sums)
-        sequences, owner = self._lay_out(batch)
-        lengths = torch.tensor([sequence.targets.numel() for sequence in sequences])
-        by_logp = by_sum.flatten()[owner].float().repeat_interleave(lengths)
-        self.runner.backward_logprobs(sequences, by_logp, **self.reading)
-        return float(value.detach()), (sums - reference).detach()
-
-    def _lay_out(self, batch: Sequence[int]) -> tuple[list[ScoredSequence], torch.Tensor]:
-        """Return the sequences of some pairs, and their indices in the flattened sums [pairs, 2]: int64 [sequences]."""
-        sides = [self.episodes[2 * pair + side] for pair in batch for side in (0, 1)]
-        owner = [index for index, side in enumerate(sides) for _ in side]
-        return [sequence for side in sides for sequence in side], torch.tensor(owner)
-
-    def sums(self, batch: Sequence[int]) -> torch.Tensor:
-        """Compute log-probabilities of the better and the worse episode of some pairs: float64 [pairs, 2]."""
-        sequences, owner = self._lay_out(batch)
-        scores = self.runner.logprobs(sequences, **self.reading)
-        lengths = torch.tensor([sequence.targets.numel() for sequence in sequences])
-        sums = torch.zeros(2 * len(batch), dtype=torch.float64)
-        return sums.index_add(0, owner.repeat_interleave(lengths), scores.logp.double().cpu()).view(-1, 2)
 
 
 HEAD = "ForSequenceClassification"
@@ -343,11 +332,6 @@ class RewardModel:
         with torch.no_grad():
             return float(self.rewards([text])[0])
 
-    def save(self, folder: Path) -> None:
-        """Write model and tokenizer; ranks that share the model take part."""
-        weights = self.source.weights() if self.ranks.is_distributed else None
-        save_model_folder(self.model, self.tokenizer, folder, weights=weights)
-
     def _choose_pad(self) -> int:
         """Choose a padding id with which no text ends, because the output is read at the last token that is not
         padding.
@@ -409,57 +393,53 @@ def bradley_terry(better: torch.Tensor, worse: torch.Tensor) -> torch.Tensor:
     return -functional.logsigmoid(better - worse)
 
 
-def train_reward_model(
-    model: RewardModel,
-    pairs: Sequence[TextPair],
-    settings: PreferencesConfig,
-    trainer: TrainerConfig,
-    *,
-    seed: int,
-    progress: Callable[[LearningProgress], None] = lambda _: None,
-) -> LearningProgress:
-    """Train a reward model in place. All ranks that share it must call this with the same arguments.
+class RewardLearner(Learner[list[TextPair]]):
+    """Trainer of a reward model in place on pairs of texts; every rank that shares the model has one.
 
-    `progress` is called after every optimizer step; `seed` determines the order of the pairs.
-
-    Returns:
-        The state after the last step.
+    Args:
+        model: The reward model.
+        pairs: Pairs of texts.
+        settings: Learning rate, and pairs per update.
+        trainer: Micro-batches, optimizer, clipping.
+        seed: Seed of the order of pairs.
 
     Raises:
-        TrainingError: there are no pairs, or the loss is not finite.
+        TrainingError: there are no pairs.
     """
-    if not pairs:
-        raise TrainingError("no pairs to learn from", expected="at least one pair of texts")
-    batches = list(pair_batches(len(pairs), settings, seed))
-    optimizer = PolicyOptimizer(model.model, OptimizerSettings.of(trainer, settings, total_updates=len(batches)))
-    started = time.perf_counter()
-    for number, batch in enumerate(batches, start=1):
-        with checkpoint_activations(model.model, enabled=trainer.gradient_checkpointing):
-            means = _backward(model, [pairs[i] for i in batch], trainer)
-        latest = LearningProgress.after(
-            optimizer.update(), number=number, updates=len(batches), started=started, **means
-        )
-        progress(latest)
-    return latest
 
+    data, section = "pairs of texts", "preferences"
 
-def _backward(model: RewardModel, batch: Sequence[TextPair], trainer: TrainerConfig) -> dict[str, float]:
-    """Add the gradient of the mean loss of some pairs; return the mean loss, accuracy and margin."""
+    def __init__(
+        self,
+        model: RewardModel,
+        pairs: Sequence[TextPair],
+        settings: PreferencesConfig,
+        trainer: TrainerConfig,
+        *,
+        seed: int,
+    ) -> None:
+        if not pairs:
+            raise TrainingError("no pairs to learn from", expected="at least one pair of texts")
+        batches = [[pairs[i] for i in batch] for batch in pair_batches(len(pairs), settings, seed)]
+        super().__init__(model.model, batches, settings, trainer, model.ranks)
+        self._reward_model = model
 
-    def loss(pairs: list[int], tally: SumsByName) -> torch.Tensor:
-        texts = [text for pair in pairs for text in (batch[pair].better, batch[pair].worse)]
-        rewards = model.rewards(texts).view(-1, 2)
-        losses, margins = bradley_terry(rewards[:, 0], rewards[:, 1]), rewards[:, 0] - rewards[:, 1]
-        tally.add("loss", losses)
-        tally.add("accuracy", margins > 0)
-        tally.add("margin", margins)
-        return losses.sum() / len(batch)
+    def _backward(self, batch: list[TextPair]) -> tuple[float, dict[str, float]]:
+        """Add the gradient of the mean loss of some pairs; return it, with accuracy and margin."""
 
-    runner = ModelRunner(model.model, RunnerSettings(ranks=model.ranks, every_time=trainer.fsdp.reduce))
-    means = runner.run(_micro_batches(batch, trainer.tokens_per_micro_batch), loss).tally.means()
-    if not math.isfinite(means["loss"]):
-        raise TrainingError("the reward model's loss is not finite", hint="try a smaller preferences.learning_rate")
-    return means
+        def loss(pairs: list[int], tally: SumsByName) -> torch.Tensor:
+            texts = [text for pair in pairs for text in (batch[pair].better, batch[pair].worse)]
+            rewards = self._reward_model.rewards(texts).view(-1, 2)
+            losses, margins = bradley_terry(rewards[:, 0], rewards[:, 1]), rewards[:, 0] - rewards[:, 1]
+            tally.add("loss", losses)
+            tally.add("accuracy", margins > 0)
+            tally.add("margin", margins)
+            return losses.sum() / len(batch)
+
+        runner = ModelRunner(self.model, RunnerSettings(ranks=self.ranks, every_time=self._trainer.fsdp.reduce))
+        means = runner.run(_micro_batches(batch, self._trainer.tokens_per_micro_batch), loss).tally.means()
+        self._check_finite(means["loss"])
+        return means.pop("loss"), means
 
 
 def _micro_batches(batch: Sequence[TextPair], budget: int) -> list[MicroBatch]:

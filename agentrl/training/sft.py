@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import random
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,11 +16,10 @@ from agentrl.config.trainer import SFTConfig
 from agentrl.errors import TrainingError
 from agentrl.message.image import ImageReader
 from agentrl.models.lora import adapter_dropout
-from agentrl.training.compile import checkpoint_activations, compile_layers
 from agentrl.training.distributed import Ranks
 from agentrl.training.forward.runner import SumsByName, make_runner
 from agentrl.training.forward.sequences import ScoredSequence, scored_sequence
-from agentrl.training.optimizer import LearningProgress, OptimizerSettings, PolicyOptimizer
+from agentrl.training.learner import Learner
 from agentrl.trajectory import Source, Trajectory
 
 SORTED_UPDATES = 16
@@ -43,7 +42,7 @@ class SFTExample:
         return torch.where(self.answers, 1.0, observation_weight)
 
 
-class SupervisedLearner:
+class SupervisedLearner(Learner[list[SFTExample]]):
     """Trainer of a model in place on demonstrations of an expert or a better policy; every rank has one.
 
     Args:
@@ -53,11 +52,16 @@ class SupervisedLearner:
             to 0.
         settings: Data and learning rate.
         trainer: Micro-batches, optimizer, clipping.
-        seed: Seed of the order of sequences.
+        seed: Seed of the order of sequences, and of the adapters' dropout.
         pad_id: Any id of the vocabulary.
         image_processor: Image processor; required if demonstrations contain images.
         ranks: Ranks that train together.
+
+    Raises:
+        TrainingError: no demonstration has a token to learn.
     """
+
+    data, section = "demonstrations", "sft"
 
     def __init__(
         self,
@@ -71,54 +75,21 @@ class SupervisedLearner:
         image_processor: ImageReader | None = None,
         ranks: Ranks | None = None,
     ) -> None:
-        self.model, self.ranks, self.demonstrations = model, ranks or Ranks(), len(demonstrations)
-        self._settings, self._trainer, self._pad_id = settings, trainer, pad_id
         examples = list(_examples(demonstrations, everything=settings.observation_weight > 0))
-        self._batches = list(_batches(examples, settings, seed))
-        compile_layers(model, trainer)
-        self._optimizer = PolicyOptimizer(
-            model, OptimizerSettings.of(trainer, settings, total_updates=len(self._batches))
-        )
+        if not examples:
+            raise TrainingError(
+                "no tokens to learn from",
+                got=f"{len(demonstrations)} demonstrations without answers",
+                expected="at least one forced or sampled token",
+            )
+        super().__init__(model, list(_batches(examples, settings, seed)), settings, trainer, ranks or Ranks())
+        self._observation_weight, self._seed, self._pad_id = settings.observation_weight, seed, pad_id
         self._runner = make_runner(model, trainer, ranks=self.ranks, image_processor=image_processor)
-        self._started, self._tokens, self._done = time.perf_counter(), 0, 0
+        self._tokens = 0
+        """Number of tokens learned from so far, including observations but not padding."""
 
-    @property
-    def updates(self) -> int:
-        """Number of updates of the whole training."""
-        return len(self._batches)
-
-    def calls(self) -> Mapping[str, Callable[..., object]]:
-        """Return the calls that rank 0 makes on the learners of other ranks, by name."""
-        return {"learn": self._learn}
-
-    def learn(self) -> LearningProgress:
-        """Make the next update.
-
-        Raises:
-            TrainingError: the loss is not finite, or a rank was lost.
-        """
-        with self.ranks.broadcast_call("learn"):
-            return self._learn()
-
-    def _learn(self) -> LearningProgress:
-        batch = self._batches[self._done]
-        observation_weight = self._settings.observation_weight * (1 - self._done / self.updates)
-        recomputed = checkpoint_activations(self.model, enabled=self._trainer.gradient_checkpointing)
-        with recomputed, adapter_dropout(self.model):
-            loss = self._backward(batch, observation_weight)
-        update = self._optimizer.update()
-        self._done += 1
-        self._tokens += sum(len(sequence) for sequence in batch)
-        return LearningProgress.after(
-            update,
-            number=self._done,
-            updates=self.updates,
-            loss=loss,
-            started=self._started,
-            tokens=float(self._tokens),  # processed so far, including observations but not padding
-        )
-
-    def _backward(self, batch: list[SFTExample], observation_weight: float) -> float:
+    def _backward(self, batch: list[SFTExample]) -> tuple[float, dict[str, float]]:
+        observation_weight = self._observation_weight * (1 - self.done / self.updates)
         weight = float(sum(example.weights(observation_weight).sum() for example in batch))
         scored = [example.scored for example in batch]
 
@@ -127,41 +98,22 @@ class SupervisedLearner:
             weights = torch.cat([batch[i].weights(observation_weight) for i in indices]).to(scores.logp.device)
             return -(weights * scores.logp).sum() / weight
 
-        total = self._runner.forward_backward(scored, loss).loss
-        if not math.isfinite(total):
-            raise TrainingError(
-                "the warm start's loss is not finite", got=total, hint="try a smaller sft.learning_rate"
-            )
-        return total
+        with adapter_dropout(self.model, seed=self._dropout_seed()):
+            total = self._runner.forward_backward(scored, loss).loss
+        self._check_finite(total)
+        self._tokens += sum(len(example) for example in batch)
+        return total, {"tokens": float(self._tokens)}
 
+    def _dropout_seed(self) -> int:
+        """Return a seed for this update; ranks that compute a micro-batch together drop the same inputs."""
+        return random.Random(f"{self._seed}/{self.done}/{self.ranks.dp_rank}").getrandbits(63)
 
-def train_supervised(
-    learner: SupervisedLearner,
-    *,
-    progress: Callable[[LearningProgress], None] = lambda _: None,
-    enough: Callable[[LearningProgress], bool] = lambda _: False,
-) -> LearningProgress:
-    """Train until all updates are made or `enough` returns True; both callbacks run after every optimizer step.
+    def _progress(self) -> dict[str, Any]:
+        return {**super()._progress(), "tokens": self._tokens}
 
-    Returns:
-        The state after the last step.
-
-    Raises:
-        TrainingError: no demonstration has a token to learn, the loss is not finite, or a rank was lost.
-    """
-    latest = None
-    for _ in range(learner.updates):
-        latest = learner.learn()
-        progress(latest)
-        if enough(latest):
-            break
-    if latest is None:
-        raise TrainingError(
-            "no tokens to learn from",
-            got=f"{learner.demonstrations} demonstrations without answers",
-            expected="at least one forced or sampled token",
-        )
-    return latest
+    def _restore(self, progress: Mapping[str, Any]) -> None:
+        super()._restore(progress)
+        self._tokens = int(progress["tokens"])
 
 
 def _examples(demonstrations: Sequence[Trajectory], *, everything: bool) -> Iterator[SFTExample]:

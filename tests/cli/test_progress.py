@@ -99,14 +99,14 @@ def test_an_interrupted_evaluation_says_that_the_same_command_goes_on(
 def test_a_warm_start_that_is_interrupted_before_its_first_update_says_that_nothing_is_saved(
     agentrl: Cli, workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(*_: object, **__: object) -> None:
+    async def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("agentrl.cli.learn.warm_start", interrupted)
+    monkeypatch.setattr("agentrl.runs.sft.WarmStart.prepare", interrupted)
     ended = agentrl("sft", "--env", "household/train", "--model", "scratch", "environment.options={size: tiny}")
     assert ended.code == 130
-    assert "stopped before the first update" in ended.err
-    assert "has no model; start again" in ended.err
+    assert "stopped before the first update: start again" in ended.err
+    assert not [*workplace.glob("runs/*")]
 
 
 def test_a_counter_tells_what_running_episodes_sample_per_second() -> None:

@@ -102,7 +102,17 @@ def test_a_stopped_warm_start_ends_after_its_update_and_leaves_its_model(
     process.send_signal(number)
     _, told = process.communicate(timeout=60)
     assert process.returncode == 130, told
-    assert re.search(r"stopped after update \d+ of \d+: the model is saved", told)
+    assert re.search(r"stopped after update \d+; resume with: agentrl sft --resume runs/stopped\n", told)
     assert told.rstrip().endswith("train it: agentrl train … model.path=runs/stopped")
     ended = agentrl("eval", "--model", "runs/stopped", "--tasks", "1")
     assert ended.code == 0, ended.err
+    refused = agentrl("sft", "--resume", "runs/stopped", "--env", "household/train")
+    assert (refused.code, "a run is resumed with its own config" in refused.err) == (2, True)
+    resumed = agentrl("sft", "--resume", "runs/stopped", "sft.learning_rate=1e-4")
+    assert resumed.code == 0, resumed.err
+    assert "changed: sft.learning_rate: 1e-05 -> 0.0001" in resumed.err
+    assert re.search(r"resumes after update \d+ of \d+", resumed.err)
+    updates = [line["step"] for line in read_metrics(folder / "metrics.jsonl")]
+    assert updates == [*range(1, len(updates) + 1)]
+    over = agentrl("sft", "--resume", "runs/stopped")
+    assert (over.code, "the training has ended" in over.err) == (0, True)

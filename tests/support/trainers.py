@@ -27,3 +27,11 @@ def restore(trainer, state):
     trainer.model.load_state_dict(state["model"])
     trainer.checkpoint.state.load_state_dict(state["optimizer"])
     trainer._restore_progress(state)
+
+
+def learn_all(learner, progress=lambda _: None, *, until=None):
+    """Make a learner's updates, and return the last one's progress."""
+    while learner.done < (until or learner.updates):
+        last = learner.learn()
+        progress(last)
+    return last

@@ -5,6 +5,7 @@ import json
 
 import pytest
 import torch
+from support.trainers import learn_all
 
 from agentrl.builders.adapter_checks import check_adapters
 from agentrl.builders.trainers import build_trainer
@@ -16,7 +17,7 @@ from agentrl.runs.preferences import check_reward_training
 from agentrl.training.diagnostics.repeated_update import repeat_update
 from agentrl.training.diagnostics.watch import read_dump
 from agentrl.training.distributed import Ranks
-from agentrl.training.preferences import make_pairs, train_preferences
+from agentrl.training.preferences import PreferenceLearner, make_pairs
 from agentrl.training.trainer import Trainer
 from agentrl.training.weights import ModelWeights
 
@@ -98,7 +99,7 @@ def test_pairs_teach_adapters(model, trajectories):
     frozen = {name: p.detach().clone() for name, p in model.named_parameters() if not p.requires_grad}
     seen, pairs = [], make_pairs(trajectories, by="rewards", per_task=1)
     settings = PreferencesConfig(learning_rate=0.02, epochs=4, pairs_per_update=len(pairs), schedule="constant")
-    train_preferences(model, pairs, settings, TrainerConfig(), seed=0, pad_id=0, progress=seen.append)
+    learn_all(PreferenceLearner(model, pairs, settings, TrainerConfig(), seed=0, pad_id=0), seen.append)
     assert seen[-1].loss < seen[0].loss
     assert all(torch.equal(p, frozen[name]) for name, p in model.named_parameters() if name in frozen)
     merged = ModelWeights(model).weights()

@@ -9,7 +9,7 @@ import peft
 import pytest
 import torch
 from support.models import tiny_model
-from support.trainers import state_of
+from support.trainers import learn_all, state_of
 from transformers import AutoModelForCausalLM
 
 from agentrl.builders.trainers import load_policy
@@ -33,7 +33,7 @@ from agentrl.models.lora import (
 from agentrl.training.checkpoint import save_adapter_folder
 from agentrl.training.forward.logprobs import score
 from agentrl.training.forward.sequences import ScoredSequence
-from agentrl.training.sft import SupervisedLearner, train_supervised
+from agentrl.training.sft import SupervisedLearner
 from agentrl.training.trainer import Trainer
 from agentrl.training.weights import ModelWeights
 
@@ -113,7 +113,7 @@ def test_a_layer_computes_what_peft_computes(weights, autocast, tolerance, dropo
     products = []
     layer.base_layer.register_forward_hook(lambda *_: products.append(1))
     results = []
-    with adapter_dropout(model):
+    with adapter_dropout(model, seed=0):
         for forward in (layer.forward, functools.partial(peft.tuners.lora.Linear.forward, layer)):
             torch.manual_seed(0)
             with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
@@ -237,7 +237,7 @@ def test_a_warm_start_trains_adapters_and_drops_out(trajectories):
         settings = SFTConfig(tokens_per_update=100, learning_rate=1e-2, epochs=3)
         torch.manual_seed(0)
         learner = SupervisedLearner(model, trajectories, settings, TrainerConfig(), seed=0, pad_id=0)
-        losses.append(train_supervised(learner).loss)
+        losses.append(learn_all(learner).loss)
         assert all(torch.equal(p, frozen[name]) for name, p in model.named_parameters() if name in frozen)
         assert torch.equal(scores(model), scores(model))
     assert losses[0] != losses[1]

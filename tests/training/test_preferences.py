@@ -6,19 +6,20 @@ import random
 
 import pytest
 import torch
+from support.trainers import learn_all
 
 from agentrl.config.algorithm import PreferencesConfig
 from agentrl.config.config import TrainerConfig
 from agentrl.errors import ConfigError, Outcome, UsageError
 from agentrl.training.optimizer import PolicyOptimizer
-from agentrl.training.preferences import Pair, make_pairs, preference_loss, train_preferences
+from agentrl.training.preferences import Pair, PreferenceLearner, make_pairs, preference_loss
 from agentrl.trajectory import Source, TokenSequence, Turn
 
 
 def train(model, pairs, settings, seen=None, **trainer):
     found = [] if seen is None else seen
     trainer = TrainerConfig(**{"max_grad_norm": 1e9, **trainer})
-    return train_preferences(model, pairs, settings, trainer, seed=0, pad_id=0, progress=found.append)
+    return learn_all(PreferenceLearner(model, pairs, settings, trainer, seed=0, pad_id=0), found.append)
 
 
 def episode_logp(model, trajectory):
@@ -60,7 +61,7 @@ def test_the_gradient_is_that_of_dpo_over_whole_episodes(model, trajectories, gr
         weights[progress.update] = copy.deepcopy(model.state_dict())
 
     config = TrainerConfig(max_grad_norm=1e9, tokens_per_micro_batch=budget)
-    train_preferences(model, pairs, settings, config, seed=0, pad_id=0, progress=record)
+    learn_all(PreferenceLearner(model, pairs, settings, config, seed=0, pad_id=0), record)
     own = copy.deepcopy(reference)
     for progress, found in zip(seen, gradients, strict=True):
         margins = torch.stack(

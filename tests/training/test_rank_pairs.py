@@ -1,13 +1,17 @@
 """A policy and a reward model that several ranks teach with pairs learn what one rank teaches."""
 
+from functools import partial
+
 import pytest
 import torch
 from ranks_here import group_of
+from support.trainers import learn_all
 
-from agentrl.builders.trainers import build_on_ranks, build_preferences, build_reward_model
+from agentrl.builders.trainers import build_learner, build_on_ranks, build_reward_model
 from agentrl.config.config import Config, ScratchModelConfig
 from agentrl.models.scratch import build_scratch_model
-from agentrl.training.preferences import RewardModel, TextPair, make_pairs
+from agentrl.render.tokenizers import load_tokenizer
+from agentrl.training.preferences import PreferenceLearner, RewardModel, TextPair, make_pairs
 
 TEXTS = [TextPair(better=f"up {i} " * (i + 1), worse=f"down {i} " * (4 - i)) for i in range(5)]
 
@@ -44,8 +48,9 @@ def test_a_policy_learns_the_same_from_pairs(model, trajectories, tmp_path, trai
         trainer = {"tokens_per_micro_batch": 60, **trainer}
         config, seen = settings(tmp_path, count, trainer, {"pairs_per_update": 2}), []
         with group_of(count) as group:
-            parts = build_on_ranks(group.ranks, build_preferences, config, pairs, str(tmp_path), 0)
-            assert parts.learn(seen.append) is seen[-1]
+            learned = (PreferenceLearner, config, pairs, config.preferences)
+            parts = build_on_ranks(group.ranks, build_learner, *learned, str(tmp_path), str(tmp_path), 0)
+            learn_all(parts.learner, seen.append)
             return seen, {name: tensor.clone() for name, tensor in parts.source.weights().items()}
 
     assert_same(learnt(2, trainer), learnt(1, {}))
@@ -61,10 +66,11 @@ def test_a_reward_model_learns_the_same_from_pairs(tmp_path):
         trainer = {"tokens_per_micro_batch": 1, "gradient_checkpointing": True}
         config, seen = settings(tmp_path, count, trainer, {"pairs_per_update": 3}), []
         with group_of(count) as group:
-            parts = build_on_ranks(group.ranks, build_reward_model, config, TEXTS, str(tmp_path))
-            parts.learn(seen.append)
-            parts.model.save(tmp_path / str(count))
-            return seen, {name: tensor.clone() for name, tensor in parts.model.source.weights().items()}
+            build = partial(build_reward_model, new_head=True)
+            parts = build_on_ranks(group.ranks, build, config, TEXTS, str(tmp_path))
+            learn_all(parts.learner, seen.append)
+            parts.source.save(tmp_path / str(count), load_tokenizer(str(tmp_path)))
+            return seen, {name: tensor.clone() for name, tensor in parts.source.weights().items()}
 
     one = learnt(1)
     assert_same(learnt(2), one)

@@ -8,11 +8,12 @@ import pytest
 import torch
 from ranks_here import group_of
 from safetensors.torch import load_file
+from support.trainers import learn_all
 
 from agentrl.builders.trainers import build_learner, build_on_ranks
 from agentrl.config.config import Config
 from agentrl.runs.sft import warm_start
-from agentrl.training.sft import train_supervised
+from agentrl.training.sft import SupervisedLearner
 from agentrl.trajectory import Source, TokenSequence, Trajectory
 
 
@@ -32,7 +33,7 @@ def demonstrations():
 
 
 def learnt(path, demonstrations, count, lora=None, **trainer):
-    """Losses and weights after three updates, of which the third stops the warm start."""
+    """Losses and weights after three updates."""
     config = Config(
         environment={"name": "maze"},
         model={"path": str(path), "device": "cpu", "lora": lora},
@@ -41,10 +42,10 @@ def learnt(path, demonstrations, count, lora=None, **trainer):
     )
     seen = []
     with group_of(count) as group:
-        parts = build_on_ranks(group.ranks, build_learner, config, demonstrations, str(path), 0)
-        last = train_supervised(parts.learner, progress=seen.append, enough=lambda state: state.update == 3)
+        learned = (SupervisedLearner, config, demonstrations, config.sft)
+        parts = build_on_ranks(group.ranks, build_learner, *learned, str(path), str(path), 0)
+        learn_all(parts.learner, seen.append, until=3)
         weights = {name: tensor.clone() for name, tensor in parts.source.weights().items()}
-    assert last is seen[-1]
     return [(state.update, state.extra["tokens"], state.loss, state.grad_norm) for state in seen], weights
 
 

@@ -5,13 +5,14 @@ import math
 
 import pytest
 import torch
+from support.trainers import learn_all
 
 from agentrl.config.algorithm import PreferencesConfig
 from agentrl.config.config import ScratchModelConfig, TrainerConfig
 from agentrl.errors import UsageError
 from agentrl.models.scratch import build_scratch_model
 from agentrl.training.optimizer import PolicyOptimizer
-from agentrl.training.preferences import RewardModel, TextPair, bradley_terry, train_reward_model
+from agentrl.training.preferences import RewardLearner, RewardModel, TextPair, bradley_terry
 
 PAIRS = [TextPair(better=f"up {i} " * (i + 1), worse=f"down {i} " * (3 - i)) for i in range(3)]
 
@@ -35,7 +36,7 @@ def test_a_text_has_the_same_reward_alone_and_among_others(model, tmp_path):
     together = model.rewards(texts).tolist()
     assert together == pytest.approx([model.score(text) for text in texts], abs=1e-6)
     assert len(set(together)) == len(texts)
-    model.save(tmp_path)
+    model.source.save(tmp_path, model.tokenizer)
     again = RewardModel(tmp_path, dtype="float32", device="cpu")
     assert again.score(texts[0]) == pytest.approx(together[0], abs=1e-6)
 
@@ -71,7 +72,7 @@ def test_the_gradient_does_not_depend_on_micro_batches(model, monkeypatch, budge
     exact = copy.deepcopy(model.model)
     trainer = TrainerConfig(tokens_per_micro_batch=budget)
     settings = PreferencesConfig(learning_rate=1e-3)
-    told = train_reward_model(model, PAIRS, settings, trainer, seed=0)
+    told = learn_all(RewardLearner(model, PAIRS, settings, trainer, seed=0))
     model.model = exact
     rewards = model.rewards([text for pair in PAIRS for text in (pair.better, pair.worse)]).view(-1, 2)
     loss = bradley_terry(rewards[:, 0], rewards[:, 1]).mean()
@@ -84,7 +85,7 @@ def test_the_gradient_does_not_depend_on_micro_batches(model, monkeypatch, budge
 
 def test_a_reward_model_learns_which_is_better(model):
     settings = PreferencesConfig(learning_rate=5e-3, epochs=15)
-    last = train_reward_model(model, PAIRS, settings, TrainerConfig(), seed=0)
+    last = learn_all(RewardLearner(model, PAIRS, settings, TrainerConfig(), seed=0))
     assert last.update == last.updates == 15
     assert (last.extra["accuracy"], last.non_finite) == (1.0, ())
     assert last.loss < 0.3

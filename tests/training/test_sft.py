@@ -6,11 +6,12 @@ import random
 
 import pytest
 import torch
+from support.trainers import learn_all
 
 from agentrl.config.config import TrainerConfig
 from agentrl.config.trainer import SFTConfig
 from agentrl.errors import TrainingError
-from agentrl.training.sft import SupervisedLearner, train_supervised
+from agentrl.training.sft import SupervisedLearner
 from agentrl.trajectory import Source, TokenSequence, Trajectory
 
 
@@ -35,7 +36,7 @@ def train(model, demonstrations, *, progress=lambda _: None, budget=8192, seed=0
     config = SFTConfig(**{"learning_rate": 1e-2, "tokens_per_update": 60, "schedule": "constant", **settings})
     trainer = TrainerConfig(tokens_per_micro_batch=budget, max_grad_norm=1e9)
     learner = SupervisedLearner(model, demonstrations, config, trainer, seed=seed, pad_id=0)
-    return train_supervised(learner, progress=progress)
+    return learn_all(learner, progress)
 
 
 def cross_entropy(model, demonstrations, *, observation_weight):
