@@ -49,6 +49,14 @@ _READERS: Mapping[str, str] = {
 }
 """Commands by the section from which they read their learning rate, its schedule, and their length."""
 _SCHEDULE = ("learning_rate", "warmup_steps", "schedule", "epochs", "steps")
+_ONLY_WITH_ROLLOUTS = frozenset(
+    {
+        *("algorithm", "curriculum", "schedules", "evaluation.every", "checkpoint.every", "checkpoint.background"),
+        *(f"trainer.{name}" for name in ("tasks_per_step", "mini_batches", "mini_batch_rows", "max_kl", "critic")),
+        "trainer.process_reward",
+    }
+)
+"""Sections and keys that `agentrl sft`, `agentrl dpo` and `agentrl reward-model` do not read."""
 LOOP_OF_PROMPTS = "agent.loop=single_turn"
 """Override of the loop for this environment."""
 
@@ -237,7 +245,7 @@ def warn_repeated(texts: Sequence[str]) -> None:
 
 
 def warn_ignored(texts: Sequence[str], *, reads: str) -> None:
-    """Log a warning for each override of a learning rate, its schedule or a length that only other commands read.
+    """Log a warning for each override of a learning rate or another setting that only other commands read.
 
     Args:
         texts: Overrides ``key=value``.
@@ -249,7 +257,10 @@ def warn_ignored(texts: Sequence[str], *, reads: str) -> None:
     overrides = [parse_override(text) for text in texts]
     for path, _ in (leaf for override in overrides for leaf in _leaves(override.path, override.value)):
         section, name = path[0], ".".join(path[1:])
-        if section == reads or section not in _READERS or (section == "trainer" and name not in _SCHEDULE):
+        is_unread = reads != "trainer" and not _ONLY_WITH_ROLLOUTS.isdisjoint((section, ".".join(path[:2])))
+        if is_unread:
+            _log.warning("%s is ignored, because only agentrl train reads it: remove it", ".".join(path))
+        if is_unread or section == reads or section not in _READERS or (section == "trainer" and name not in _SCHEDULE):
             continue
         length = "steps" if reads == "trainer" else "epochs"
         instead = f"set {reads}.{length if name in ('steps', 'epochs') else name}" if name in _SCHEDULE else "remove it"

@@ -149,6 +149,8 @@ class LearningRun(abc.ABC):
                 self.say(warning)
             self._saved = self._checkpoints.newest()
             state = None if self._saved is None else read_progress(self._saved, LearningState)
+            if state is None and self.folder.metrics_file.is_file():
+                self.say("the run has no checkpoint: it starts again from its first update")
             if state is None or not state.is_over:
                 state = self._train(state)
             else:

@@ -52,10 +52,14 @@ def test_a_file_of_conversations_is_learnt_with_adapters(
     chat = {"messages": [{"role": "user", "content": "Guess."}, {"role": "assistant", "content": "I say 50."}]}
     (workplace / "chats.jsonl").write_text("\n".join([json.dumps(chat)] * 6))
     words = ("sft", "--data", "chats.jsonl", "--model", str(trained_run), "model.lora={rank: 4, dropout: 0.1}")
-    told = agentrl(*words, "trainer.learning_rate=1e-2", "--dry-run")
+    unread = ("checkpoint.every=5", "trainer.mini_batches=2", "algorithm.loss_options.clip_low=0.1")
+    told = agentrl(*words, "trainer.learning_rate=1e-2", *unread, "checkpoint.keep=3", "--dry-run")
     assert told.code == 0, told.err
     assert "chats.jsonl" in told.out
     assert "trainer.learning_rate is ignored, because only agentrl train reads it: set sft.learning_rate" in caplog.text
+    for key in unread:
+        assert f"{key.partition('=')[0]} is ignored, because only agentrl train reads it: remove it" in caplog.text
+    assert "checkpoint.keep is ignored" not in caplog.text
     ended = agentrl(
         *words, "sft={tokens_per_update: 60, learning_rate: 1e-2, epochs: 8, warmup_steps: 99}", "trackers=[]"
     )

@@ -161,6 +161,19 @@ def test_a_second_interrupt_saves_nothing(tiny_run):
 
 
 @pytest.mark.slow
+def test_a_run_that_was_killed_before_its_first_checkpoint_starts_again(tiny_run):
+    never = EXPERT.replace("1e-9", "1e9")
+    other, run, watcher, told = tiny_run(never, name="undisturbed"), tiny_run(never), RunWatcher(), []
+    watcher.on_message = told.append
+    expected = warm_start(other)
+    with pytest.raises(Killed):
+        warm_start(run, watcher=Ending(2, killed))
+    result = warm_start(resume_learning(run.folder.path, command="sft"), watcher=watcher)
+    assert "the run has no checkpoint: it starts again from its first update" in told
+    assert_same(result, run, expected, other)
+
+
+@pytest.mark.slow
 def test_only_the_same_data_is_resumed_and_it_may_have_moved(stopped, tmp_path):
     file, moved = tmp_path / "chats.jsonl", tmp_path / "moved.jsonl"
     chats(file, 6, word="51")
