@@ -82,7 +82,7 @@ ARITHMETIC = Learning(
     ),
     actions=("a", "b"),
     calculator=True,
-    micro_batch=4,
+    micro_batch=2,
 )
 """Arithmetic with a calculator, for Qwen2.5-Coder-0.5B-Instruct; all weights are trained.
 
