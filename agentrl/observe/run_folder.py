@@ -156,8 +156,8 @@ class RunDirectory:
             raise UsageError(
                 f"{path} already exists",
                 expected="a new folder",
-                hint="choose another run.name, remove it, or resume it with: "
-                f"agentrl train --resume {shlex.quote(str(path))}",
+                hint="choose another run.name, remove it, or resume it as this command says: "
+                f"agentrl status {shlex.quote(str(path))}",
             )
         run = cls(path)
         link = parent / LATEST

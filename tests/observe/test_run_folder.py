@@ -22,7 +22,7 @@ def test_two_runs_in_the_same_second_get_two_folders(tmp_path):
 
 def test_a_run_is_never_overwritten(tmp_path):
     RunDirectory.create(tmp_path, "a").save_config("")
-    with pytest.raises(UsageError, match=r"already exists.*--resume"):
+    with pytest.raises(UsageError, match=r"already exists.*agentrl status"):
         RunDirectory.create(tmp_path, "a")
 
 
