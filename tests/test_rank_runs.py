@@ -12,6 +12,7 @@ from agentrl.errors import ConfigError, RankLost, TrainingError
 from agentrl.observe.metrics import read_metrics
 from agentrl.observe.progress import RunWatcher
 from agentrl.runs.rl import train
+from agentrl.runs.sft import warm_start
 from agentrl.runs.start import resume_run
 from agentrl.training.distributed import launch
 from agentrl.training.distributed.launch import RankProcesses, open_ranks
@@ -96,6 +97,18 @@ def test_a_run_restarts_from_its_checkpoint_after_the_loss_of_a_rank(number, tin
         assert [here[name] for name in ("step", "reward/mean", "train/loss")] == [
             there[name] for name in ("step", "reward/mean", "train/loss")
         ]
+
+
+@pytest.mark.slow
+def test_a_warm_start_restarts_from_its_checkpoint_after_the_loss_of_a_rank(tiny_run):
+    lessons = ("trainer.processes=2", "sft={episodes: 8, tokens_per_update: 60, epochs: 2, save_minutes: 1e-9}")
+    undisturbed, run, killer = tiny_run(*lessons, name="undisturbed"), tiny_run(*lessons, name="killed"), Killer(step=3)
+    assert warm_start(run, watcher=killer).step == warm_start(undisturbed).step > 4
+    (reason,) = [text for text in killer.said if "restarts from its newest checkpoint" in text]
+    assert "(1 of 3: trainer.restarts)" in reason
+    assert any("resumes after update 2 of" in text for text in killer.said)
+    for here, there in zip(*(read_metrics(one.folder.metrics_file) for one in (undisturbed, run)), strict=True):
+        assert (here["step"], here["sft/loss"]) == (there["step"], there["sft/loss"])
 
 
 def test_what_a_rank_failed_of_is_shown_with_its_number(tmp_path, monkeypatch):

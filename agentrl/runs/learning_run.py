@@ -35,6 +35,7 @@ from agentrl.observe.run_folder import logging_to
 from agentrl.render.images import ImageProcessor
 from agentrl.runs.checkpoint import read_progress, write_progress
 from agentrl.runs.record import UpdateLog
+from agentrl.runs.restarts import run_with_restarts
 from agentrl.runs.start import Run, RunResult, newest_metrics
 from agentrl.runs.status_writer import StatusWriter
 from agentrl.runs.stop import StopRequest, run_until_stopped
@@ -80,7 +81,11 @@ class Prepared:
 class LearningRun(abc.ABC):
     """A run that learns from fixed data; with a checkpoint in its folder, it resumes from it.
 
-    `interruption` stops it from another thread at its next progress report.
+    Args:
+        run: Folder and config.
+        watcher: Receives the progress.
+        interruption: Stops the run from another thread after the current update.
+        reason: Message about the reason for a restart.
     """
 
     name: ClassVar[str]
@@ -92,17 +97,40 @@ class LearningRun(abc.ABC):
     phase: ClassVar[Phase]
     """Phase of the updates."""
 
-    def __init__(self, run: Run, *, watcher: RunWatcher | None = None, interruption: StopRequest | None = None) -> None:
+    def __init__(self, run: Run, *, watcher: RunWatcher, interruption: StopRequest, reason: str | None = None) -> None:
         self.config, self.folder, self._run = run.config, run.folder, run
         self.status = RunStatus()
-        self.interruption = interruption or StopRequest()
+        self.interruption = interruption
         self.success: float | None = None
         """Latest measured success rate."""
-        self._watcher = watcher or RunWatcher()
+        self._watcher, self._reason = watcher, reason
         self._checkpoints = Checkpoints(run.folder.checkpoints, keep=run.config.checkpoint.keep)
         self._saved_at = 0.0
         """Time of the latest checkpoint, or of the start, by `time.monotonic`."""
         self._saved: Checkpoint | None = None
+
+    @classmethod
+    def start(
+        cls, run: Run, *, watcher: RunWatcher | None = None, interruption: StopRequest | None = None
+    ) -> RunResult:
+        """Run to the end or until a requested stop; after the loss of a rank, the run restarts.
+
+        Raises:
+            AgentRLError: as `LearningRun.run`.
+            KeyboardInterrupt: as `LearningRun.run`.
+        """
+        request, watched = interruption or StopRequest(), watcher or RunWatcher()
+        return run_with_restarts(
+            run,
+            lambda run, reason: cls(run, watcher=watched, interruption=request, reason=reason),
+            lambda loop: loop.run(),
+            request,
+        )
+
+    @property
+    def step(self) -> int:
+        """Number of updates made."""
+        return self.status.step
 
     @property
     @abc.abstractmethod
@@ -143,6 +171,8 @@ class LearningRun(abc.ABC):
         ):
             self._watcher.on_start(self.folder.path, self.status)
             self.enter(Phase.PREPARE)
+            if self._reason is not None:
+                self.say(self._reason)
             for change in self._run.changes:
                 self.say(f"changed: {change} ({change.rule.why})")
             for warning in core_warnings(self.config):

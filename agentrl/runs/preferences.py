@@ -15,13 +15,11 @@ from agentrl.config.algorithm import PreferencesConfig
 from agentrl.config.config import SCRATCH, Config
 from agentrl.errors import ConfigError
 from agentrl.observe.model_folder import find_model
-from agentrl.observe.progress import Phase, RunWatcher
+from agentrl.observe.progress import Phase
 from agentrl.render.chat_template import TextEncoder
 from agentrl.render.tokenizers import load_tokenizer, pad_id
 from agentrl.rollout.judges import transcript
 from agentrl.runs.learning_run import LearningRun, Prepared, digest, digest_trajectories
-from agentrl.runs.start import Run, RunResult
-from agentrl.runs.stop import StopRequest
 from agentrl.training.distributed import Ranks
 from agentrl.training.preferences import Pair, PreferenceLearner, TextPair, preference_loss
 from agentrl.training.stored_episodes import check_pair_tokens, check_sources, find_pairs, load_pairs, policy_of
@@ -96,16 +94,10 @@ def _read_texts(pairs: Sequence[Pair], settings: PreferencesConfig) -> list[Text
     return [TextPair(better=transcript(pair.better, decode), worse=transcript(pair.worse, decode)) for pair in pairs]
 
 
-def learn_preferences(
-    run: Run, *, watcher: RunWatcher | None = None, interruption: StopRequest | None = None
-) -> RunResult:
-    """Train a run's model on pairs of stored episodes; raises the errors of `LearningRun.run`."""
-    return PreferenceRun(run, watcher=watcher, interruption=interruption).run()
-
-
-def train_reward(run: Run, *, watcher: RunWatcher | None = None, interruption: StopRequest | None = None) -> RunResult:
-    """Train a reward model on pairs of stored episodes; raises the errors of `LearningRun.run`."""
-    return RewardRun(run, watcher=watcher, interruption=interruption).run()
+learn_preferences = PreferenceRun.start
+"""Train a run's model on pairs of stored episodes; see `LearningRun.start`."""
+train_reward = RewardRun.start
+"""Train a reward model on pairs of stored episodes; see `LearningRun.start`."""
 
 
 def check_preferences(config: Config) -> None:

@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import gc
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
@@ -42,7 +41,7 @@ from agentrl.config.engines import TinkerEngineConfig
 from agentrl.config.load import dump_config
 from agentrl.config.step_settings import Settings
 from agentrl.config.usual_learning_rate import rate_warnings
-from agentrl.errors import RankLost, ResumableError, ServersLost, TrainingError, described_error
+from agentrl.errors import ResumableError, ServersLost, TrainingError, described_error
 from agentrl.errors.foreign import DaemonThreads, call_in_thread, cancel_or_abandon
 from agentrl.evaluation.diagnosis.finding import Finding
 from agentrl.evaluation.diagnosis.watch import RunDiagnosis
@@ -67,6 +66,7 @@ from agentrl.rollout.waits import RolloutObserver, WaitKind, WaitTracker
 from agentrl.runs.checkpoint import Progress, copy_checkpoint, read_progress, restore, write_checkpoint
 from agentrl.runs.diagnosis import open_diagnosis, report_problems, save_failures
 from agentrl.runs.record import EpisodeRecorder, JournalingRecorder, StepClock
+from agentrl.runs.restarts import run_with_restarts
 from agentrl.runs.start import Run, RunResult, finished_result
 from agentrl.runs.status_writer import StatusWriter, stall_words
 from agentrl.runs.stop import PHASE_GRACE_S, StopRequest, close_in_thread, close_together, run_until_stopped
@@ -565,23 +565,12 @@ def train(run: Run, *, watcher: RunWatcher | None = None, interruption: StopRequ
     if (finished := finished_result(run, watcher)) is not None:
         return finished
     kind = Orchestrator if run.config.trainer.episodes is None else StoredTraining
-    restarts, reached, reason = 0, 0, None
-    while True:
-        loop = kind(run, watcher=watcher, reason=reason, interruption=interruption)
-        try:
-            return _run_loop(loop, interruption)
-        except RankLost as error:
-            if loop.step > reached:
-                restarts, reached = 0, loop.step
-            most = run.config.trainer.restarts
-            if interruption.count or restarts >= most:
-                raise
-            restarts += 1
-            next_step = f"the run restarts from its newest checkpoint ({restarts} of {most}: trainer.restarts)"
-            reason = str(RankLost(error.what, got=error.got, hint=next_step))
-        run = Run(run.folder, run.config)
-        del loop  # frees the model
-        gc.collect()
+    return run_with_restarts(
+        run,
+        lambda run, reason: kind(run, watcher=watcher, reason=reason, interruption=interruption),
+        lambda loop: _run_loop(loop, interruption),
+        interruption,
+    )
 
 
 def _run_loop(loop: Orchestrator | StoredTraining, interruption: StopRequest) -> RunResult:

@@ -23,7 +23,7 @@ from agentrl.config.trainer import SFTConfig
 from agentrl.errors import ConfigError, UsageError
 from agentrl.evaluation.periodic import success_now
 from agentrl.models.load import load_model
-from agentrl.observe.progress import Phase, RunWatcher
+from agentrl.observe.progress import Phase
 from agentrl.observe.trajectory_store import TrajectoryStore, read_trajectories, void_after
 from agentrl.render.renderer import Renderer
 from agentrl.render.tokenizers import load_tokenizer, pad_id
@@ -34,8 +34,7 @@ from agentrl.rollout.turns import derive_seed
 from agentrl.rollout.waits import RolloutObserver, WaitTracker
 from agentrl.runs.learning_run import LearningRun, Prepared, digest_trajectories
 from agentrl.runs.record import EpisodeRecorder
-from agentrl.runs.start import Run, RunResult
-from agentrl.runs.stop import StopRequest, run_until_stopped
+from agentrl.runs.stop import run_until_stopped
 from agentrl.task import Task
 from agentrl.training.chat_file import build_sft_dataset, check_chats, read_chats
 from agentrl.training.distributed import Ranks
@@ -214,9 +213,8 @@ def _read_demonstrations(folder: Path) -> list[Trajectory]:
     return [good[number] for number in sorted(good)]
 
 
-def warm_start(run: Run, *, watcher: RunWatcher | None = None, interruption: StopRequest | None = None) -> RunResult:
-    """Warm-start a run's model on demonstrations; raises the errors of `LearningRun.run`."""
-    return WarmStart(run, watcher=watcher, interruption=interruption).run()
+warm_start = WarmStart.start
+"""Warm-start a run's model on demonstrations; see `LearningRun.start`."""
 
 
 def check_warm_start(config: Config) -> None:
