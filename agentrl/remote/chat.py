@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import ipaddress
 import json
+import logging
 import os
+import re
+import time
+import urllib.request
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from email.utils import parsedate_to_datetime
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 
@@ -19,8 +27,16 @@ from agentrl.message import Content, ImagePart, Message, TextPart, ToolCall
 
 MAX_TOKENS = 2**31
 """Upper bound on the token counts that a service reports."""
-_STOP_REASONS = {"stop": StopReason.STOP, "tool_calls": StopReason.STOP, "length": StopReason.LENGTH}
+CUT_OFF = frozenset({"length", "max_tokens", "model_length", "max_output_tokens"})
+"""Finish reasons of answers that were cut off: OpenAI's, and those of other vendors in lower case."""
 MAX_RETRY_WAIT_S = 30.0
+TRANSIENT = frozenset({408, 409, 429})
+"""Client errors after which the vendors' packages send a request again."""
+SETTINGS = ("top_p", "temperature")
+"""Sampling settings; a value of 1 has no effect, so it need not be sent."""
+REFUSES_VALUE = re.compile(r"unsupported|not support|deprecated|\bonly\b|cannot both", re.IGNORECASE)
+
+_log = logging.getLogger(__name__)
 
 
 class ServiceBusy(Exception):
@@ -31,8 +47,38 @@ class ServiceBusy(Exception):
         self.status, self.wait_s = status, wait_s
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestForm:
+    """Differences of a model's requests from OpenAI's first ones, learned from the requests that a service rejects."""
+
+    limit: str = "max_tokens"
+    """Name of the maximum number of tokens; OpenAI's reasoning models accept only ``max_completion_tokens``."""
+    omitted: frozenset[str] = frozenset()
+    """Fields that are not sent."""
+    returns_thinking: bool = False
+    """True if messages include the thinking of earlier answers, which DeepSeek and Kimi require after tool calls."""
+
+    def after(self, refusal: str, body: Mapping[str, Any]) -> RequestForm | None:
+        """Return a form of a rejected request that means the same; ``None`` if the text of the error suggests none."""
+        if self.limit in body and self.limit != "max_completion_tokens" and "max_completion_tokens" in refusal:
+            return replace(self, limit="max_completion_tokens")
+        if "reasoning_content" in refusal and not self.returns_thinking:
+            return replace(self, returns_thinking=True)
+        for name in (*SETTINGS, "seed"):
+            if name in refusal and name in body and (name == "seed" or body[name] == 1):
+                return replace(self, omitted=self.omitted | {name})
+        return None
+
+
+FIRST_FORM = RequestForm()
+
+
 def encode_request(
-    model: str, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], params: SamplingParams
+    model: str,
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]],
+    params: SamplingParams,
+    form: RequestForm = FIRST_FORM,
 ) -> dict[str, Any]:
     """Return the body of a request to ``/chat/completions``.
 
@@ -44,10 +90,10 @@ def encode_request(
             raise UsageError(f"an OpenAI-compatible service does not support {name}", got=value, expected="none")
     body: dict[str, Any] = {
         "model": model,
-        "messages": [as_openai(message) for message in messages],
+        "messages": [_encode_message(message, form) for message in messages],
         "temperature": params.temperature,
         "top_p": params.top_p,
-        "max_tokens": params.max_tokens,
+        form.limit: params.max_tokens,
     }
     if params.stop:
         body["stop"] = list(params.stop)
@@ -55,6 +101,15 @@ def encode_request(
         body["tools"] = [dict(tool) for tool in tools]
     if params.seed is not None:
         body["seed"] = params.seed
+    return {name: value for name, value in body.items() if name not in form.omitted}
+
+
+def _encode_message(message: Message, form: RequestForm) -> dict[str, Any]:
+    body = as_openai(message, keep_reasoning=form.returns_thinking)
+    if message.tool_calls and not message.content:
+        body["content"] = None  # services behind Anthropic's and Amazon's APIs reject an empty text
+    if form.returns_thinking and message.role == "assistant":
+        body.setdefault("reasoning_content", " ")  # Kimi rejects an empty text here
     return body
 
 
@@ -103,6 +158,8 @@ def decode_answer(text: str, request_id: str = "") -> ChatAnswer:
         ServiceBusy: the body reports a temporary error of the service or of its upstream provider.
         EngineError: the body is not a chat completion, or reports another error.
     """
+    if not text.strip():
+        raise ServiceBusy("200, an empty response", 502, None)
     try:
         body = json.loads(text)
     except json.JSONDecodeError as error:
@@ -130,7 +187,7 @@ def decode_answer(text: str, request_id: str = "") -> ChatAnswer:
             ),
             prompt_tokens=_count(usage.get("prompt_tokens")),
             answer_tokens=_count(usage.get("completion_tokens")),
-            stop_reason=_STOP_REASONS.get(finish, StopReason.STOP),
+            stop_reason=StopReason.LENGTH if str(finish).lower() in CUT_OFF else StopReason.STOP,
             problems=problems,
         )
     except (KeyError, IndexError, TypeError, AttributeError, ValueError, OverflowError) as error:
@@ -218,10 +275,15 @@ def error_message(text: str) -> str:
 
 
 class ServiceStatusError(ErrorStatus):
-    """A service returned an error status, and a retry would not help."""
+    """A service returned an error status, and a retry would not help.
 
-    def __init__(self, url: str, status: int, got: str) -> None:
+    Attributes:
+        text: Body of the response.
+    """
+
+    def __init__(self, url: str, status: int, got: str, text: str) -> None:
         super().__init__(f"{url} returned an error", status=status, got=got)
+        self.text = text
 
 
 class WrongService(UsageError):
@@ -271,6 +333,8 @@ class ChatService(ChatPolicy):
         self._first_wait_s = first_wait_s
         self._slots = asyncio.Semaphore(settings.max_concurrent)
         self._session: aiohttp.ClientSession | None = None
+        self._form = FIRST_FORM
+        self._has_answered = False
         self._closed = False
 
     async def start(self) -> None:
@@ -282,9 +346,8 @@ class ChatService(ChatPolicy):
         if self._closed:
             raise EngineError("the connection to the service is closed")
         if self._session is None:
-            key = os.environ.get(self.settings.api_key_variable)
-            headers = {"Authorization": f"Bearer {key}"} if key else {}
-            self._session = aiohttp.ClientSession(headers=headers, timeout=aiohttp.ClientTimeout(total=None))
+            timeout = aiohttp.ClientTimeout(total=None)
+            self._session = service_session(self.settings.url, self.settings.api_key_variable, timeout)
 
     async def chat(
         self,
@@ -297,22 +360,54 @@ class ChatService(ChatPolicy):
     ) -> ChatAnswer:
         """Send a request; it is retried after overload, server errors and lost connections.
 
+        A request that the service rejects is sent in another form that means the same, if there is one (`RequestForm`).
         `json_schema` is the schema of the answer, sent as ``response_format``; `request_id` is for error messages.
 
         Raises:
-            WrongService: the key, URL or model is wrong.
+            WrongService: the key, URL, model or a sampling setting is wrong, or the account has no credit.
             UsageError: `params` has a setting that the service does not support.
             ServiceStatusError: the service rejects the request, and a retry would not help.
             EngineError: no valid answer within the deadline and the retries.
         """
-        body = encode_request(self.settings.model, messages, tools, params)
-        if json_schema is not None:
-            described = {"name": "answer", "schema": dict(json_schema), "strict": True}
-            body["response_format"] = {"type": "json_schema", "json_schema": described}
         await self.start()
         what = f"request {request_id} to {self.settings.url}"
-        async with async_boundary(EngineError, what, deadline_s=self.settings.timeout_s), self._slots:
-            return await self._ask_with_retries(body, what, request_id)
+        async with self._slots, async_boundary(EngineError, what, deadline_s=self.settings.timeout_s):
+            form = self._form
+            while True:
+                body = encode_request(self.settings.model, messages, tools, params, form)
+                if json_schema is not None:
+                    described = {"name": "answer", "schema": dict(json_schema), "strict": True}
+                    body["response_format"] = {"type": "json_schema", "json_schema": described}
+                try:
+                    answer = await self._ask_with_retries(body, what, request_id)
+                except ServiceStatusError as error:
+                    form = self._form_after(error, form, body)
+                    continue
+                self._keep(form)
+                return answer
+
+    def _form_after(self, error: ServiceStatusError, form: RequestForm, body: Mapping[str, Any]) -> RequestForm:
+        """Return the form in which a rejected request is sent again; raise the error if there is none."""
+        following = form.after(error.text, body) if error.status in (400, 422) else None
+        if following is not None:
+            return following
+        if error.status in (400, 422) and REFUSES_VALUE.search(error.text):
+            for name in SETTINGS:
+                if name in error.text and name in body:
+                    raise WrongService(
+                        f"{self.settings.url} does not accept {name} {body[name]:g} for model {self.settings.model!r}",
+                        status=error.status,
+                        got=error.got,
+                        hint=f"set this {name} to a value that the model accepts, which is often only 1",
+                    ) from error
+        raise error
+
+    def _keep(self, form: RequestForm) -> None:
+        """Send later requests in a form that was accepted."""
+        self._has_answered = True
+        if "seed" in form.omitted - self._form.omitted:
+            _log.warning("%s does not accept a seed: its answers cannot be reproduced", self.settings.url)
+        self._form = form
 
     async def _ask_with_retries(self, body: dict[str, Any], what: str, request_id: str) -> ChatAnswer:
         wait_s = self._first_wait_s
@@ -343,9 +438,14 @@ class ChatService(ChatPolicy):
 
     def _raise_error(self, status: int, headers: Mapping[str, str], text: str) -> None:
         got, section = f"{status}, {error_message(text)!r}", self.settings.section
-        if status == 429 or (status >= 500 and status != 501):
-            raise ServiceBusy(got, status, _seconds(headers.get("Retry-After")))
-        if status in (401, 403):
+        if status == 402 or (status == 429 and "insufficient_quota" in text):
+            hint = "add credit or raise the account's limit, then run the command again or resume the run"
+            raise WrongService(
+                f"the account at {self.settings.url} has no credit left", status=status, got=got, hint=hint
+            )
+        if status in TRANSIENT or (status >= 500 and status != 501):
+            raise ServiceBusy(got, status, _requested_wait_s(headers))
+        if status == 401 or (status == 403 and not self._has_answered):  # later, 403 is about the content of a request
             variable = f"the environment variable {self.settings.api_key_variable}"
             hint = f"put a valid key into {variable}, or name another in {section}.api_key_variable"
             raise WrongService(f"{self.settings.url} refuses the key", status=status, got=got, hint=hint)
@@ -353,7 +453,7 @@ class ChatService(ChatPolicy):
             hint = f"check {section}.model, and that {section}.url is the base URL, including /v1"
             what = f"{self.settings.url} does not know model {self.settings.model!r}"
             raise WrongService(what, status=status, got=got, hint=hint)
-        raise ServiceStatusError(self.settings.url, status, got)
+        raise ServiceStatusError(self.settings.url, status, got, text)
 
     async def close(self) -> None:
         """Close the connections."""
@@ -363,8 +463,36 @@ class ChatService(ChatPolicy):
             await session.close()
 
 
-def _seconds(header: str | None) -> float | None:
-    try:
-        return None if header is None else max(0.0, float(header))
-    except ValueError:
-        return None  # the header is a date, which is ignored
+def _requested_wait_s(headers: Mapping[str, str]) -> float | None:
+    """Return the seconds that a service asks to wait: in milliseconds, in seconds, or until a date."""
+    after = headers.get("Retry-After", "")
+    for text, unit in ((headers.get("Retry-After-Ms", ""), 0.001), (after, 1.0)):
+        with suppress(ValueError):
+            return max(0.0, float(text) * unit)
+    with suppress(ValueError):
+        return max(0.0, parsedate_to_datetime(after).timestamp() - time.time())
+    return None
+
+
+def service_session(url: str, api_key_variable: str, timeout: aiohttp.ClientTimeout) -> aiohttp.ClientSession:
+    """Return a session for requests to a service, with its key and the proxy of the environment.
+
+    ``HTTP_PROXY``, ``HTTPS_PROXY`` and ``NO_PROXY`` apply, except to services on this machine.
+    """
+    key = os.environ.get(api_key_variable)
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    return aiohttp.ClientSession(headers=headers, timeout=timeout, proxy=_proxy_of(url))
+
+
+def _proxy_of(url: str) -> str | None:
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    with suppress(ValueError):
+        if ipaddress.ip_address(host).is_loopback:
+            return None
+    if host == "localhost" or urllib.request.proxy_bypass(parts.netloc.rpartition("@")[2]):
+        return None
+    proxy = urllib.request.getproxies().get(parts.scheme, "")
+    if proxy and "://" not in proxy:
+        return f"http://{proxy}"
+    return proxy if proxy.startswith("http") else None  # aiohttp speaks no SOCKS
