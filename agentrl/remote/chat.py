@@ -397,7 +397,7 @@ class ChatService(ChatPolicy):
                     raise WrongService(
                         f"{self.settings.url} does not accept {name} {body[name]:g} for model {self.settings.model!r}",
                         status=error.status,
-                        got=error.got,
+                        got=str(error.got),
                         hint=f"set this {name} to a value that the model accepts, which is often only 1",
                     ) from error
         raise error
