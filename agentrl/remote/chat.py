@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import enum
 import hashlib
 import ipaddress
 import json
 import logging
 import os
+import random
 import re
 import time
 import urllib.request
@@ -33,7 +35,7 @@ MAX_RETRY_WAIT_S = 30.0
 TRANSIENT = frozenset({408, 409, 429})
 """Client errors after which the vendors' packages send a request again."""
 SETTINGS = ("top_p", "temperature")
-"""Sampling settings; a value of 1 has no effect, so it need not be sent."""
+"""Sampling settings of which a model may accept only some values."""
 REFUSES_VALUE = re.compile(r"unsupported|not support|deprecated|\bonly\b|cannot both", re.IGNORECASE)
 
 _log = logging.getLogger(__name__)
@@ -47,30 +49,49 @@ class ServiceBusy(Exception):
         self.status, self.wait_s = status, wait_s
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestForm:
+class Deviation(enum.Flag):
     """Differences of a model's requests from OpenAI's first ones, learned from the requests that a service rejects."""
 
-    limit: str = "max_tokens"
-    """Name of the maximum number of tokens; OpenAI's reasoning models accept only ``max_completion_tokens``."""
-    omitted: frozenset[str] = frozenset()
-    """Fields that are not sent."""
-    returns_thinking: bool = False
-    """True if messages include the thinking of earlier answers, which DeepSeek and Kimi require after tool calls."""
+    NONE = 0
+    COMPLETION_LIMIT = enum.auto()
+    """``max_completion_tokens`` instead of ``max_tokens``, as OpenAI's reasoning models require."""
+    NO_TOP_P = enum.auto()
+    NO_TEMPERATURE = enum.auto()
+    NO_SEED = enum.auto()
+    THINKING = enum.auto()
+    """Earlier answers with their thinking, as DeepSeek and Kimi require."""
+    IMAGES_AFTER_RESULTS = enum.auto()
+    """Images of tool results in a user's message after them, as OpenAI requires."""
+    PLAIN_NAMES = enum.auto()
+    """Names of tools in letters, digits, ``_`` and ``-``, as OpenAI requires."""
 
-    def after(self, refusal: str, body: Mapping[str, Any]) -> RequestForm | None:
-        """Return a form of a rejected request that means the same; ``None`` if the text of the error suggests none."""
-        if self.limit in body and self.limit != "max_completion_tokens" and "max_completion_tokens" in refusal:
-            return replace(self, limit="max_completion_tokens")
-        if "reasoning_content" in refusal and not self.returns_thinking:
-            return replace(self, returns_thinking=True)
-        for name in (*SETTINGS, "seed"):
-            if name in refusal and name in body and (name == "seed" or body[name] == 1):
-                return replace(self, omitted=self.omitted | {name})
-        return None
+    def after(self, refusal: str, body: Mapping[str, Any]) -> Deviation:
+        """Return the deviations of a rejected request with one more; the same ones if `refusal` suggests none.
+
+        None of them changes what the request means: a temperature or ``top_p`` of 1 has no effect.
+        """
+        names = [tool["function"]["name"] for tool in body.get("tools", ())]
+        plain = {_plain_name(name) for name in names}
+        has_images = any(row["role"] == "tool" and isinstance(row["content"], list) for row in body["messages"])
+        suggested = {
+            Deviation.COMPLETION_LIMIT: "max_completion_tokens" in refusal,
+            Deviation.THINKING: "reasoning_content" in refusal,
+            Deviation.IMAGES_AFTER_RESULTS: has_images and "tool" in refusal.lower(),
+            Deviation.PLAIN_NAMES: "name" in refusal and len(plain) == len(names) and plain != set(names),
+            Deviation.NO_TOP_P: "top_p" in refusal and body.get("top_p") == 1,
+            Deviation.NO_TEMPERATURE: "temperature" in refusal and body.get("temperature") == 1,
+            Deviation.NO_SEED: "seed" in refusal and "seed" in body,
+        }
+        new = next((one for one, is_suggested in suggested.items() if is_suggested and one not in self), Deviation.NONE)
+        return self | new
 
 
-FIRST_FORM = RequestForm()
+_OMITTED = {Deviation.NO_TOP_P: "top_p", Deviation.NO_TEMPERATURE: "temperature", Deviation.NO_SEED: "seed"}
+_IMAGES_FOLLOW = "The images follow in the next message."
+
+
+def _plain_name(name: str) -> str:
+    return re.sub(r"[^a-zA-Z0-9_-]", "_", name)[:64]
 
 
 def encode_request(
@@ -78,7 +99,7 @@ def encode_request(
     messages: Sequence[Message],
     tools: Sequence[Mapping[str, Any]],
     params: SamplingParams,
-    form: RequestForm = FIRST_FORM,
+    deviation: Deviation = Deviation.NONE,
 ) -> dict[str, Any]:
     """Return the body of a request to ``/chat/completions``.
 
@@ -88,29 +109,61 @@ def encode_request(
     for name in ("stop_token_ids", "top_k", "min_p", "first_token"):
         if value := getattr(params, name):
             raise UsageError(f"an OpenAI-compatible service does not support {name}", got=value, expected="none")
+    if Deviation.IMAGES_AFTER_RESULTS in deviation:
+        messages = _with_images_after_results(messages)
+    limit = "max_completion_tokens" if Deviation.COMPLETION_LIMIT in deviation else "max_tokens"
     body: dict[str, Any] = {
         "model": model,
-        "messages": [_encode_message(message, form) for message in messages],
+        "messages": [_encode_message(message, deviation) for message in messages],
         "temperature": params.temperature,
         "top_p": params.top_p,
-        form.limit: params.max_tokens,
+        limit: params.max_tokens,
     }
     if params.stop:
         body["stop"] = list(params.stop)
     if tools:
-        body["tools"] = [dict(tool) for tool in tools]
+        body["tools"] = [_encode_tool(tool, deviation) for tool in tools]
     if params.seed is not None:
         body["seed"] = params.seed
-    return {name: value for name, value in body.items() if name not in form.omitted}
+    omitted = [name for one, name in _OMITTED.items() if one in deviation]
+    return {name: value for name, value in body.items() if name not in omitted}
 
 
-def _encode_message(message: Message, form: RequestForm) -> dict[str, Any]:
-    body = as_openai(message, keep_reasoning=form.returns_thinking)
+def _encode_message(message: Message, deviation: Deviation) -> dict[str, Any]:
+    body = as_openai(message, keep_reasoning=Deviation.THINKING in deviation)
     if message.tool_calls and not message.content:
         body["content"] = None  # services behind Anthropic's and Amazon's APIs reject an empty text
-    if form.returns_thinking and message.role == "assistant":
+    if Deviation.THINKING in deviation and message.role == "assistant":
         body.setdefault("reasoning_content", " ")  # Kimi rejects an empty text here
+    if Deviation.PLAIN_NAMES in deviation:
+        for call in body.get("tool_calls", ()):
+            call["function"]["name"] = _plain_name(call["function"]["name"])
     return body
+
+
+def _encode_tool(tool: Mapping[str, Any], deviation: Deviation) -> dict[str, Any]:
+    function = dict(tool["function"])
+    if (parameters := function.get("parameters")) and parameters.get("type") == "object":
+        function["parameters"] = {"properties": {}, **parameters}  # OpenAI rejects objects without properties
+    if Deviation.PLAIN_NAMES in deviation:
+        function["name"] = _plain_name(function["name"])
+    return {**tool, "function": function}
+
+
+def _with_images_after_results(messages: Sequence[Message]) -> list[Message]:
+    """Move the images of consecutive tool results into a user's message after them."""
+    moved: list[Message] = []
+    images: list[ImagePart] = []
+    for message, following in zip(messages, [*messages[1:], None], strict=True):
+        if message.role == "tool" and not isinstance(message.content, str):
+            images += [part for part in message.content if isinstance(part, ImagePart)]
+            texts = [part.text for part in message.content if isinstance(part, TextPart)]
+            message = replace(message, content="\n".join([*texts, _IMAGES_FOLLOW]))
+        moved.append(message)
+        if images and (following is None or following.role != "tool"):
+            moved.append(Message(role="user", content=tuple(images)))
+            images = []
+    return moved
 
 
 def as_openai(message: Message, *, keep_reasoning: bool = False) -> dict[str, Any]:
@@ -260,6 +313,12 @@ def _decode_calls(rows: Sequence[Mapping[str, Any]], request_id: str) -> tuple[t
     return tuple(calls), tuple(problems)
 
 
+def _with_own_names(answer: ChatAnswer, tools: Sequence[Mapping[str, Any]]) -> ChatAnswer:
+    names = {_plain_name(tool["function"]["name"]): tool["function"]["name"] for tool in tools}
+    calls = tuple(replace(call, name=names.get(call.name, call.name)) for call in answer.message.tool_calls)
+    return replace(answer, message=replace(answer.message, tool_calls=calls))
+
+
 def _call_id(request_id: str, index: int) -> str:
     """Return an id for a call without one: nine characters, as Mistral's services require, unique in the episode."""
     return hashlib.sha256(f"{request_id}/{index}".encode()).hexdigest()[:9]
@@ -333,7 +392,7 @@ class ChatService(ChatPolicy):
         self._first_wait_s = first_wait_s
         self._slots = asyncio.Semaphore(settings.max_concurrent)
         self._session: aiohttp.ClientSession | None = None
-        self._form = FIRST_FORM
+        self._deviation = Deviation.NONE
         self._has_answered = False
         self._closed = False
 
@@ -360,7 +419,7 @@ class ChatService(ChatPolicy):
     ) -> ChatAnswer:
         """Send a request; it is retried after overload, server errors and lost connections.
 
-        A request that the service rejects is sent in another form that means the same, if there is one (`RequestForm`).
+        A request that the service rejects is sent in another form that means the same, if there is one (`Deviation`).
         `json_schema` is the schema of the answer, sent as ``response_format``; `request_id` is for error messages.
 
         Raises:
@@ -372,57 +431,58 @@ class ChatService(ChatPolicy):
         await self.start()
         what = f"request {request_id} to {self.settings.url}"
         async with self._slots, async_boundary(EngineError, what, deadline_s=self.settings.timeout_s):
-            form = self._form
+            deviation = self._deviation
             while True:
-                body = encode_request(self.settings.model, messages, tools, params, form)
+                body = encode_request(self.settings.model, messages, tools, params, deviation)
                 if json_schema is not None:
                     described = {"name": "answer", "schema": dict(json_schema), "strict": True}
                     body["response_format"] = {"type": "json_schema", "json_schema": described}
                 try:
                     answer = await self._ask_with_retries(body, what, request_id)
                 except ServiceStatusError as error:
-                    form = self._form_after(error, form, body)
+                    deviation = self._deviation_after(error, deviation, body)
                     continue
-                self._keep(form)
-                return answer
+                self._has_answered = True
+                if Deviation.NO_SEED in deviation & ~self._deviation:
+                    _log.warning("%s does not accept a seed: its answers cannot be reproduced", self.settings.url)
+                self._deviation |= deviation
+                return _with_own_names(answer, tools) if Deviation.PLAIN_NAMES in deviation else answer
 
-    def _form_after(self, error: ServiceStatusError, form: RequestForm, body: Mapping[str, Any]) -> RequestForm:
-        """Return the form in which a rejected request is sent again; raise the error if there is none."""
-        following = form.after(error.text, body) if error.status in (400, 422) else None
-        if following is not None:
+    def _deviation_after(self, error: ServiceStatusError, deviation: Deviation, body: Mapping[str, Any]) -> Deviation:
+        """Return the deviations with which a rejected request is sent again; raise the error if there are none."""
+        if error.status not in (400, 422):
+            raise error
+        if (following := deviation.after(error.text, body)) != deviation:
             return following
-        if error.status in (400, 422) and REFUSES_VALUE.search(error.text):
-            for name in SETTINGS:
-                if name in error.text and name in body:
-                    raise WrongService(
-                        f"{self.settings.url} does not accept {name} {body[name]:g} for model {self.settings.model!r}",
-                        status=error.status,
-                        got=str(error.got),
-                        hint=f"set this {name} to a value that the model accepts, which is often only 1",
-                    ) from error
+        for name in SETTINGS if REFUSES_VALUE.search(error.text) else ():
+            if name in error.text and name in body:
+                raise WrongService(
+                    f"{self.settings.url} does not accept {name} {body[name]:g} for model {self.settings.model!r}",
+                    status=error.status,
+                    got=str(error.got),
+                    hint=f"set this {name} to a value that the model accepts, which is often only 1",
+                ) from error
         raise error
 
-    def _keep(self, form: RequestForm) -> None:
-        """Send later requests in a form that was accepted."""
-        self._has_answered = True
-        if "seed" in form.omitted - self._form.omitted:
-            _log.warning("%s does not accept a seed: its answers cannot be reproduced", self.settings.url)
-        self._form = form
-
     async def _ask_with_retries(self, body: dict[str, Any], what: str, request_id: str) -> ChatAnswer:
+        deadline = time.monotonic() + self.settings.timeout_s
         wait_s = self._first_wait_s
         for attempt in range(self.settings.retries + 1):
             try:
                 return decode_answer(await self._post(body), request_id)
             except (ServiceBusy, aiohttp.ClientConnectionError, aiohttp.ClientPayloadError) as error:
-                if attempt == self.settings.retries:
+                requested_s = error.wait_s if isinstance(error, ServiceBusy) else None
+                pause_s = max(requested_s or 0.0, wait_s) * random.uniform(1.0, 1.25)
+                is_late = time.monotonic() + pause_s >= deadline
+                if attempt == self.settings.retries or is_late:
                     got = f"{type(error).__name__}: {error}"
-                    failed = f"{what} failed after {attempt + 1} attempts"
+                    failed = f"{what} failed after {attempt + 1} attempt{'s' if attempt else ''}"
+                    if is_late:
+                        failed += f", and the next one would be after the deadline ({self.settings.timeout_s:g} s)"
                     if isinstance(error, ServiceBusy):
                         raise ErrorStatus(failed, status=error.status, got=got) from error
                     raise EngineError(failed, got=got) from error
-                requested_s = error.wait_s if isinstance(error, ServiceBusy) else None
-            await asyncio.sleep(wait_s if requested_s is None else min(requested_s, MAX_RETRY_WAIT_S))
+            await asyncio.sleep(pause_s)
             wait_s = min(2 * wait_s, MAX_RETRY_WAIT_S)
         raise AssertionError("the last attempt returns or raises")
 

@@ -317,9 +317,10 @@ async def test_a_permanent_error_behind_status_200_is_not_tried_again():
     [
         ({"Retry-After": "3"}, 3),
         ({"Retry-After": "0.5"}, 0.5),
+        ({"Retry-After": "60"}, 60),  # compound-cli#19, jp#1080: windows of a minute
         ({"Retry-After-Ms": "250", "Retry-After": "3"}, 0.25),
         ({"Retry-After": "Sat, 28 Nov 2026 12:00:07 GMT"}, 7),
-        ({"Retry-After": "Sat, 28 Nov 2026 11:00:00 GMT"}, 0),
+        ({"Retry-After": "Sat, 28 Nov 2026 11:00:00 GMT"}, 0.001),
         ({"Retry-After": "soon"}, 0.001),
         ({}, 0.001),
     ],
@@ -335,7 +336,17 @@ async def test_a_service_says_how_long_to_wait(headers, seconds, monkeypatch):
         with monkeypatch.context() as patched:
             patched.setattr(chat.asyncio, "sleep", sleep)
             await _ask(engine)
-    assert waits == [pytest.approx(seconds)]
+    (waited,) = waits
+    assert seconds <= waited <= 1.25 * seconds, "not all requests at the same moment"
+
+
+async def test_a_wait_beyond_the_deadline_ends_the_request_at_once_and_says_why():
+    # veryfront-code#3960: a timeout that hides the reason of all attempts
+    limited = (429, {"error": {"message": "tokens per day"}}, {"Retry-After": "3600"})
+    async with serving(limited, timeout_s=100) as (engine, seen):
+        with pytest.raises(EngineError, match=r"failed after 1 attempt, and .* deadline \(100 s\).*tokens per day"):
+            await _ask(engine)
+    assert len(seen) == 1
 
 
 async def test_a_refused_question_is_not_taken_for_a_refused_key():
@@ -432,6 +443,61 @@ async def test_thinking_is_returned_to_services_that_require_it():
         await _ask(engine, history)
     assert [row.get("reasoning_content") for row in seen[-1]["body"]["messages"]] == [None, "hm", None, " ", None]
     assert len(seen) == 3
+
+
+SEEN = ImagePart(data=b"png")
+CALLS = tuple(ToolCall(name="screen.look", arguments={"n": n}, id=f"c{n}") for n in (1, 2))
+
+
+def user_images_only(body):
+    """OpenAI's rule, with the parts of its message."""
+    return any(row["role"] == "tool" and not isinstance(row["content"], str) for row in body["messages"])
+
+
+async def test_images_of_results_follow_in_a_users_message_where_results_are_text():
+    # OpenHands#7700, kimi-code#626, agenthub#209
+    error = "Image URLs are only allowed for messages with role 'user', but this message with role 'tool' contains one."
+    history = [
+        user("Hi."),
+        Message(role="assistant", tool_calls=CALLS),
+        tool_result(CALLS[0], (TextPart(text="one"), SEEN)),
+        tool_result(CALLS[1], (SEEN,)),
+        user("And?"),
+    ]
+    async with serving(refusing((user_images_only, error))) as (engine, seen):
+        await _ask(engine, history)
+        await _ask(engine, history[:-1])
+    assert len(seen) == 3
+    image = {"type": "image_url", "image_url": {"url": SEEN.data_url}}
+    follow = "The images follow in the next message."
+    rows = [(row["role"], row["content"]) for row in seen[1]["body"]["messages"][2:]]
+    assert rows == [("tool", f"one\n{follow}"), ("tool", follow), ("user", [image, image]), ("user", "And?")]
+    assert [(row["role"], row["content"]) for row in seen[2]["body"]["messages"][2:]] == rows[:-1]
+
+
+async def test_names_of_tools_are_plain_where_they_must_be_and_come_back_as_they_are():
+    # csharp-sdk#679, codex#8174: names of MCP tools with dots
+    def wrong(body):
+        names = [tool["function"]["name"] for tool in body["tools"]]
+        names += [call["function"]["name"] for row in body["messages"] for call in row.get("tool_calls", ())]
+        return any("." in name for name in names)
+
+    async def answer(request):
+        body = await request.json()
+        if wrong(body):
+            error = "Invalid 'tools[0].function.name': string does not match pattern '^[a-zA-Z0-9_-]+$'."
+            return web.json_response({"error": {"message": error}}, status=400)
+        call = {"name": body["tools"][0]["function"]["name"], "arguments": '{"n": 3}'}
+        return web.json_response(answered("tool_calls", tool_calls=[{"id": "c3", "function": call}]))
+
+    tool = {"type": "function", "function": {"name": "screen.look", "parameters": {"type": "object"}}}
+    history = [user("Hi."), Message(role="assistant", tool_calls=CALLS[:1]), tool_result(CALLS[0], "one")]
+    async with serving(answer) as (engine, seen):
+        message = (await _ask(engine, history, [tool])).message
+    assert message.tool_calls == (ToolCall(name="screen.look", arguments={"n": 3}, id="c3"),)
+    assert tool["function"]["name"] == "screen.look"
+    # spring-ai#4776, langchain-mcp-adapters#137: OpenAI rejects an object without properties
+    assert seen[0]["body"]["tools"][0]["function"]["parameters"] == {"type": "object", "properties": {}}
 
 
 async def test_another_refusal_is_not_tried_again():
