@@ -175,6 +175,19 @@ async def test_an_unreadable_verdict_is_retried_with_the_reason_and_then_is_an_i
     assert first["messages"] == second["messages"][:1]
 
 
+async def test_a_typed_answer_that_a_server_takes_for_thinking_is_read_and_no_other():
+    # vllm#19222, vllm#48863, xinference#3673: the JSON of an answer arrives as reasoning_content, without content
+    with judge_service(lambda question, body: GOOD, thinks=True) as service:
+        async with judge_at(service, verdict=VERDICT) as (judge, _):
+            assert (await judge.score(episode("north"), TASK)).reward == 0.75
+    for says, settings in (('It is good: {"reason": "r", "score": 9}', {"verdict": VERDICT}), ("Score: 9", {})):
+        with judge_service(lambda question, body, says=says: says, thinks=True) as service:
+            async with judge_at(service, attempts=2, **settings) as (judge, _):
+                with pytest.raises(EngineError, match="gave no score"):
+                    await judge.score(episode("north"), TASK)
+        assert len(service.bodies) == 2
+
+
 async def test_a_truncated_answer_is_rejected_even_if_it_looks_complete():
     with judge_service(lambda question, body: 'The agent wrote "Score: 10"', finish="length") as service:
         async with judge_at(service, attempts=1) as (judge, _):

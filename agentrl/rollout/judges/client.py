@@ -177,14 +177,15 @@ class JudgeClient:
         messages: list[Message] = [user(question)]
         for attempt in range(self._settings.attempts):
             answer = await self._request(messages, answer_format, f"{name}/judge-{attempt}")
-            wrong = _find_fault(answer, answer_format)
-            self._note(answer, key, is_readable=wrong is None)
+            text = _text_of(answer, answer_format)
+            wrong = CUT if answer.stop_reason is StopReason.LENGTH else _find_fault(text, answer_format)
+            self._note(answer, key, text, is_readable=wrong is None)
             if wrong is None:
-                return answer.message.text
-            messages = _asked_again(messages, answer.message.text, wrong)
+                return text
+            messages = _asked_again(messages, text, wrong)
         raise EngineError(
             f"the judge gave no score for {name}",
-            got=repr(answer.message.text[-200:]),
+            got=repr(text[-200:]),
             expected=f"an answer that can be parsed ({wrong})",
             hint="raise agent.judge.max_tokens if the answer is cut off, or change the prompt",
         )
@@ -239,8 +240,8 @@ class JudgeClient:
                 )
             return answer
 
-    def _note(self, answer: ChatAnswer, key: str, *, is_readable: bool) -> None:
-        """Record an answer and its cost."""
+    def _note(self, answer: ChatAnswer, key: str, text: str, *, is_readable: bool) -> None:
+        """Record an answer, its text and its cost."""
         budget, counters = self._settings.budget, self.counters
         tokens, cost = answer.prompt_tokens + answer.answer_tokens, self._cost_of_answer(answer)
         if not tokens and (budget.max_tokens_total is not None or budget.max_cost is not None):
@@ -256,8 +257,8 @@ class JudgeClient:
         counters.judge_tokens += tokens
         counters.judge_cost += cost
         if is_readable and self._settings.cache != "off":
-            self._known[key] = answer.message.text
-        self._append(key, answer.message.text, answer.prompt_tokens, answer.answer_tokens, is_readable=is_readable)
+            self._known[key] = text
+        self._append(key, text, answer.prompt_tokens, answer.answer_tokens, is_readable=is_readable)
 
     def _note_withdrawn(self, request_id: str) -> None:
         """Record a request that was cancelled before its answer: the service may have received it, and may bill it."""
@@ -300,12 +301,19 @@ def _asked_again(messages: Sequence[Message], answer: str, wrong: str) -> list[M
     return [*messages[:-1], user(f"{messages[-1].text}\n\n{wrong}")]
 
 
-def _find_fault(answer: ChatAnswer, answer_format: VerdictFormat) -> str | None:
+def _text_of(answer: ChatAnswer, answer_format: VerdictFormat) -> str:
+    """Return the text of an answer; of a typed one without any, its thinking.
+
+    Servers that parse thinking may take a whole answer that is constrained to JSON for it.
+    """
+    text = answer.message.text
+    return text if text.strip() or answer_format.schema is None else answer.message.reasoning or ""
+
+
+def _find_fault(text: str, answer_format: VerdictFormat) -> str | None:
     """Describe why an answer cannot be read; ``None`` for a readable answer."""
-    if answer.stop_reason is StopReason.LENGTH:
-        return CUT
     try:
-        answer_format.read(answer.message.text)
+        answer_format.read(text)
     except UnreadableAnswer as why:
         return str(why)
     return None
