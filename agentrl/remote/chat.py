@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from agentrl.engine import ChatAnswer, ChatPolicy, ErrorStatus, SamplingParams, StopReason
-from agentrl.errors import EngineError, UsageError
+from agentrl.errors import EngineError, ResumableError, UsageError
 from agentrl.errors.deadlines import async_boundary
 from agentrl.message import Content, ImagePart, Message, TextPart, ToolCall
 
@@ -357,6 +357,18 @@ class WrongService(UsageError):
         self.status = status
 
 
+class ServiceEnded(ResumableError):
+    """A service that has answered before now refuses the key, the model or the account.
+
+    Attributes:
+        status: HTTP status of the answer.
+    """
+
+    def __init__(self, what: str, *, status: int, got: str, hint: str) -> None:
+        super().__init__(what, got=got, hint=hint)
+        self.status = status
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceSettings:
     """Address of a service and limits of its requests."""
@@ -424,6 +436,7 @@ class ChatService(ChatPolicy):
 
         Raises:
             WrongService: the key, URL, model or a sampling setting is wrong, or the account has no credit.
+            ServiceEnded: the same of a key, model or account with which the service has answered before.
             UsageError: `params` has a setting that the service does not support.
             ServiceStatusError: the service rejects the request, and a retry would not help.
             EngineError: no valid answer within the deadline and the retries.
@@ -497,23 +510,21 @@ class ChatService(ChatPolicy):
             return text
 
     def _raise_error(self, status: int, headers: Mapping[str, str], text: str) -> None:
-        got, section = f"{status}, {error_message(text)!r}", self.settings.section
+        got, section, url = f"{status}, {error_message(text)!r}", self.settings.section, self.settings.url
+        refusal = ServiceEnded if self._has_answered else WrongService
         if status == 402 or (status == 429 and "insufficient_quota" in text):
-            hint = "add credit or raise the account's limit, then run the command again or resume the run"
-            raise WrongService(
-                f"the account at {self.settings.url} has no credit left", status=status, got=got, hint=hint
-            )
+            hint = "add credit, then run the command again or resume the run"
+            raise refusal(f"the account at {url} has no credit left", status=402, got=got, hint=hint)
         if status in TRANSIENT or (status >= 500 and status != 501):
             raise ServiceBusy(got, status, _requested_wait_s(headers))
         if status == 401 or (status == 403 and not self._has_answered):  # later, 403 is about the content of a request
             variable = f"the environment variable {self.settings.api_key_variable}"
             hint = f"put a valid key into {variable}, or name another in {section}.api_key_variable"
-            raise WrongService(f"{self.settings.url} refuses the key", status=status, got=got, hint=hint)
+            raise refusal(f"{url} refuses the key", status=status, got=got, hint=hint)
         if status == 404:
             hint = f"check {section}.model, and that {section}.url is the base URL, including /v1"
-            what = f"{self.settings.url} does not know model {self.settings.model!r}"
-            raise WrongService(what, status=status, got=got, hint=hint)
-        raise ServiceStatusError(self.settings.url, status, got, text)
+            raise refusal(f"{url} does not know model {self.settings.model!r}", status=status, got=got, hint=hint)
+        raise ServiceStatusError(url, status, got, text)
 
     async def close(self) -> None:
         """Close the connections."""

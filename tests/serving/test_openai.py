@@ -8,7 +8,7 @@ from aiohttp import web
 
 from agentrl.config.engines import OpenAIEngineConfig
 from agentrl.engine import FirstToken, SamplingParams, StopReason
-from agentrl.errors import EngineError, UsageError
+from agentrl.errors import EngineError, ResumableError, UsageError
 from agentrl.message import ImagePart, Message, TextPart, ToolCall, system, tool_result, user
 from agentrl.remote import chat
 from agentrl.serving.openai import OpenAIEngine
@@ -347,6 +347,23 @@ async def test_a_wait_beyond_the_deadline_ends_the_request_at_once_and_says_why(
         with pytest.raises(EngineError, match=r"failed after 1 attempt, and .* deadline \(100 s\).*tokens per day"):
             await _ask(engine)
     assert len(seen) == 1
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        (401, {"error": {"message": "expired"}}),
+        (404, {"error": {"message": "gone"}}),
+        (402, {"error": {"message": "pay"}}),
+        (429, {"error": {"message": "quota", "type": "insufficient_quota"}}),
+    ],
+    ids=["key", "model", "payment", "quota"],
+)
+async def test_a_service_that_has_answered_and_then_refuses_can_be_resumed(refusal):
+    async with serving((200, COMPLETION), refusal) as (engine, _):
+        await _ask(engine)
+        with pytest.raises(ResumableError, match=refusal[1]["error"]["message"]):
+            await _ask(engine)
 
 
 async def test_a_refused_question_is_not_taken_for_a_refused_key():
