@@ -8,7 +8,7 @@ from support.judge_service import agents_words, attempts_in, judge_service, mark
 
 from agentrl.builders.checks import check_training
 from agentrl.config import load_config
-from agentrl.errors import BudgetSpent, ConfigError, Outcome, TrainingError
+from agentrl.errors import BudgetSpent, ConfigError, Outcome, ResumableError, TrainingError
 from agentrl.evaluation.report import markdown
 from agentrl.evaluation.run_report import ReportedRun, run_report
 from agentrl.observe.metrics import read_metrics
@@ -208,6 +208,25 @@ def test_a_spent_budget_ends_a_run_with_a_checkpoint_and_a_larger_one_goes_on(ti
     assert all(line["reward/mean"] == pytest.approx(0.5) for line in lines_of(run))
     scored = [t for t in episodes_of(run) if t.reward is not None]
     assert len({t.id for t in scored}) == len(scored)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("status", [401, 402])
+def test_a_service_that_ends_its_answers_ends_the_run_with_a_checkpoint(tiny_run, status):
+    """A key expires, or an account runs out of credit: the steps so far are kept."""
+    left = iter(range(12))
+
+    def says(question, body):
+        return "Score: 5" if is_open or next(left, None) is not None else status
+
+    is_open = False
+    with judge_service(says) as service:
+        run = tiny_run(judge(service), "trainer.steps=3", "checkpoint.every=100")
+        with pytest.raises(ResumableError, match=r"refuses the key|no credit left"):
+            train(run)
+        assert list(run.folder.checkpoints.iterdir())
+        is_open = True
+        assert train(resume_run(run.folder.path)).step == 3
 
 
 @pytest.mark.slow

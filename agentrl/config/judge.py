@@ -225,8 +225,9 @@ class JudgeConfig(Section):
     guided: Literal["auto", "always", "never"] = "auto"
     """Use of the JSON schema of a typed answer (``response_format``) in requests: ``auto`` continues without it, with a
     warning, if the service rejects it; ``always`` fails then."""
-    pattern: str = r"(?i)score\s*[:=]\s*(-?\d+(?:\.\d+)?)"
-    """Regular expression for answers that are not typed; the first group of its last match is the score."""
+    pattern: str | None = None
+    """Regular expression for answers that are not typed; the first group of its last match is the score. If not set,
+    the score is the number after the last ``Score:``."""
     low: Finite = 0.0
     """Worst score of an answer that is not typed, for a reward of 0."""
     high: Finite = 10.0
@@ -249,9 +250,9 @@ class JudgeConfig(Section):
 
     @field_validator("pattern")
     @classmethod
-    def _pattern_has_a_group(cls, pattern: str) -> str:
+    def _pattern_has_a_group(cls, pattern: str | None) -> str | None:
         try:
-            groups = re.compile(pattern).groups
+            groups = re.compile("()" if pattern is None else pattern).groups
         except re.error as error:
             raise ValueError(f"agent.judge.pattern {pattern!r} is not a regular expression: {error}") from None
         if groups < 1:

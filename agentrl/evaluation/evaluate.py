@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import enum
 import logging
-import os
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -48,7 +47,7 @@ from agentrl.message import Message
 from agentrl.models.load import embedding_rows, load_model
 from agentrl.observe.files import replace_file
 from agentrl.observe.incidents import Incidents
-from agentrl.remote.chat import error_message
+from agentrl.remote.chat import error_message, service_session
 from agentrl.render.renderer import Renderer
 from agentrl.render.tokenizers import load_tokenizer
 from agentrl.rollout.loop_choice import check_rendering
@@ -158,13 +157,11 @@ async def check_service(config: OpenAIEngineConfig) -> None:
         EngineError: the address cannot be reached.
     """
     timeout = aiohttp.ClientTimeout(total=None, connect=SERVICE_CHECK_S, sock_read=SERVICE_CHECK_S)
-    key = os.environ.get(config.api_key_variable)
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
     url = f"{config.url.rstrip('/')}/chat/completions"
     body = {"model": config.model, "messages": [], "max_tokens": 1}
     try:
         async with (
-            aiohttp.ClientSession(timeout=timeout, headers=headers) as session,
+            service_session(config.url, config.api_key_variable, timeout) as session,
             session.post(url, json=body) as response,
         ):
             if response.status in NO_CHAT:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import importlib.metadata
 import logging
-import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -45,6 +44,7 @@ from agentrl.observe.model_folder import find_model
 from agentrl.observe.run_folder import find_run, lock_folder
 from agentrl.observe.source_names import split_command
 from agentrl.registry import SOURCE_SUFFIX, Kind, lookup
+from agentrl.remote.chat import service_session
 from agentrl.render.chat_template import read_chat_template
 from agentrl.rollout.environment_probe import check_environments
 from agentrl.rollout.heap import settled_heap
@@ -460,12 +460,10 @@ async def served_model(config: OpenAIEngineConfig) -> dict[str, Any]:
 
     vLLM and most others answer ``/v1/models``, SGLang also ``/model_info``, Ollama ``/api/tags``.
     """
-    key = os.environ.get(config.api_key_variable)
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
     base = config.url.rstrip("/")
     root = base.removesuffix("/v1")
     timeout = aiohttp.ClientTimeout(total=REQUEST_S)
-    async with aiohttp.ClientSession(timeout=timeout, headers=headers) as session:
+    async with service_session(config.url, config.api_key_variable, timeout) as session:
         card = _card(await _get_object(session, f"{base}/models"), config.model)
         for address in (f"{root}/model_info", f"{root}/get_model_info"):
             if info := await _get_object(session, address):

@@ -77,7 +77,27 @@ THINKING_SETTINGS = ("reasoning", "thinking", "enable_thinking", "include_reason
 TEMPLATE_SETTINGS = ("enable_thinking", "thinking", "preserve_thinking", "clear_thinking", "reasoning_effort")
 """Variables of chat templates in ``chat_template_kwargs`` that do the same."""
 TOKENS = ("return_token_ids", "return_prompt_token_ids", "prompt_logprobs")
-OTHER_SERVICES = (*THINKING_SETTINGS, *TOKENS, "top_k", "min_p", "repetition_penalty")
+DEFAULTS: Mapping[str, object] = {
+    "repetition_penalty": 1,
+    "length_penalty": 1,
+    "best_of": 1,
+    "use_beam_search": False,
+    "ignore_eos": False,
+    "min_tokens": 0,
+    "skip_special_tokens": True,
+    "spaces_between_special_tokens": True,
+    "include_stop_str_in_output": False,
+    "echo": False,
+    "add_generation_prompt": True,
+    "continue_final_message": False,
+    "separate_reasoning": True,
+    "stream_reasoning": True,
+    "transforms": [],
+}
+"""Fields of inference servers and OpenRouter of which only the default has no effect on the answer."""
+ROUTING = ("usage", "provider", "route", "models", "priority", "cache_salt", "request_id")
+"""Fields of OpenRouter and inference servers that choose or report who answers."""
+OTHER_SERVICES = (*THINKING_SETTINGS, *TOKENS, *DEFAULTS, *ROUTING, "top_k", "min_p")
 """Fields of other services that clients send to each server."""
 THOUGHTS = ("reasoning", "thinking", "reasoning_content")
 """Types of parts of an answer that hold its thinking."""
@@ -102,8 +122,10 @@ class ChatCompletions(OpenAIDialect):
         sampling_why = "the run sets the sampling of its policy"
         penalties = ("presence_penalty", "frequency_penalty")
         refuse(body, ("logit_bias", *penalties), sampling_why)
-        if body.get("repetition_penalty") != 1:
-            refuse(body, ("repetition_penalty",), sampling_why)
+        for name, default in DEFAULTS.items():
+            if is_given(body, name) and body[name] != default:
+                only = f"{name} is accepted only with its default, {json.dumps(default)}"
+                raise BadRequest(f"{only}: got {shorten(body[name])}", field=name, code="unsupported")
         refuse(body, ("audio", "prediction", "web_search_options", "moderation"), "the policy has no such feature")
         refuse(body, TOKENS, "the run records the tokens itself")
         if body.get("modalities") not in (None, ["text"]):

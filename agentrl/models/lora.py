@@ -394,7 +394,14 @@ def merge_adapter(model: PreTrainedModel, folder: str | Path) -> PreTrainedModel
         model.config.get_text_config().tie_word_embeddings = model.config.tie_word_embeddings = False
     try:
         with _quiet():
-            merged = PEFT.load().PeftModel.from_pretrained(model, str(folder)).merge_and_unload()
+            adapted = PEFT.load().PeftModel.from_pretrained(model, str(folder))
+            loaded = adapted.load_adapter(str(folder), adapted.active_adapter)  # the first time, peft only warns
+            if wrong := [*loaded.missing_keys, *loaded.unexpected_keys]:
+                missing = f"{len(loaded.missing_keys)} tensors are missing"
+                raise ValueError(
+                    f"{missing}, and {len(loaded.unexpected_keys)} are not of the base's layers: {wrong[-1]}"
+                )
+            merged = adapted.merge_and_unload()
     except (RuntimeError, ValueError) as error:
         raise UsageError(
             "the adapter does not fit its base",
@@ -428,10 +435,11 @@ def _tie(model: PreTrainedModel) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Suppress peft's warnings about a renamed symbol in transformers and about tied weights (handled here)."""
+    """Suppress peft's warnings about tied weights and missing tensors (handled here) and a renamed symbol."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
-        warnings.filterwarnings("ignore", "(Model has `tie_word_embeddings=True`|Input and output embeddings)")
+        handled = "(Model has `tie_word_embeddings=True`|Input and output embeddings|Found missing adapter keys)"
+        warnings.filterwarnings("ignore", handled)
         yield
 
 

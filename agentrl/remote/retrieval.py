@@ -101,15 +101,21 @@ class RetrievalService:
             self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=self._timeout_s))
         request = {"queries": [query], "topk": self._topk, "return_scores": True}
         try:
-            async with self._session.post(self.url, json=request) as response:
-                if response.status != 200:
-                    raise self._failure(f"status {response.status}: {(await response.text())[:200]}")
-                answer = await response.json(content_type=None)
+            try:
+                answer = await self._post(self._session, request)
+            except aiohttp.ServerDisconnectedError:  # it has closed an idle connection, as uvicorn does after 5 s
+                answer = await self._post(self._session, request)
         except TimeoutError as late:
             raise self._failure(f"no answer in {self._timeout_s:g} s") from late
         except (aiohttp.ClientError, ValueError) as error:
             raise self._failure(f"{type(error).__name__}: {error}") from error
         return self._read(answer)
+
+    async def _post(self, session: aiohttp.ClientSession, request: Mapping[str, Any]) -> Any:
+        async with session.post(self.url, json=request) as response:
+            if response.status != 200:
+                raise self._failure(f"status {response.status}: {(await response.text())[:200]}")
+            return await response.json(content_type=None)
 
     async def close(self) -> None:
         """Close the connections."""

@@ -94,6 +94,9 @@ def content_logprobs(
         recent = ids[max(0, end - RECENT) : end]
         before, after = (decode(part).rstrip(REPLACEMENT) for part in (recent[:-1], recent))
         pieces.append(after[len(before) :])
+    if content.endswith(REPLACEMENT):  # the answer was cut within a character
+        cut = max((end for end, one in enumerate(ids) if decode([one]).endswith(REPLACEMENT)), default=len(ids) - 1)
+        pieces[cut] += content[len(content.rstrip(REPLACEMENT)) :]
     start = "".join(pieces).rfind(content) if content else -1
     if start < 0:
         return ()

@@ -16,8 +16,8 @@ from typing import Any
 
 from agentrl.errors import (
     A_REWARD,
-    BudgetSpent,
     InfrastructureError,
+    ResumableError,
     RewardFailure,
     SourceLocation,
     UsageError,
@@ -213,7 +213,7 @@ def failures_named(what: str, definition: SourceLocation | None, *, subject: str
     except RewardFailure as failure:
         _add_location(failure, definition, subject)
         raise
-    except (UsageError, InfrastructureError, BudgetSpent, asyncio.CancelledError):
+    except (UsageError, InfrastructureError, ResumableError, asyncio.CancelledError):
         raise
     except BaseException as error:  # the user's code may raise anything; the trajectory records it
         if is_addressed_to(running_task(), error):

@@ -21,7 +21,13 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 from torch.nn import functional
-from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 from transformers.utils import logging as transformers_logging
 
 from agentrl.algorithms.off_policy_losses import PreferencePairs
@@ -278,7 +284,7 @@ class RewardModel:
         transformers_logging.disable_progress_bar()
         self.ranks = ranks or Ranks()
         try:
-            config = AutoConfig.from_pretrained(path, num_labels=1) if new_head else AutoConfig.from_pretrained(path)
+            config = _read_config(path, new_head=new_head)
             self.tokenizer: Any = AutoTokenizer.from_pretrained(path, use_fast=True)
             _check_head(path, config, new_head=new_head)
             new = OUTPUT if new_head else ()
@@ -343,6 +349,13 @@ class RewardModel:
         return int(pad)
 
 
+def _read_config(path: str | Path, *, new_head: bool) -> Any:
+    """Read the config of a reward model; one that does not say how many labels it has has one, as OpenRLHF's."""
+    found, _ = PreTrainedConfig.get_config_dict(path)
+    says_labels = not new_head and not {"num_labels", "id2label"}.isdisjoint(found)
+    return AutoConfig.from_pretrained(path, **({} if says_labels else {"num_labels": 1}))
+
+
 def _load_model(
     path: str | Path, config: Any, dtype: Literal["float32", "bfloat16"], seed: int, new: tuple[str, ...]
 ) -> PreTrainedModel:
@@ -353,6 +366,13 @@ def _load_model(
             path, config=config, dtype=getattr(torch, dtype), output_loading_info=True, ignore_mismatched_sizes=True
         )
     check_complete(path, report, new=new)
+    if ignored := sorted(name for name in report["unexpected_keys"] if name.startswith(OUTPUT)):
+        raise UsageError(
+            f"the reward model {path} has an output that its architecture would ignore",
+            got=", ".join(ignored),
+            expected="one matrix, as of AutoModelForSequenceClassification",
+            hint="use it through a reward function of your own: docs/reward-functions.md",
+        )
     loaded: PreTrainedModel = model
     return loaded
 

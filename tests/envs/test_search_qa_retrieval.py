@@ -271,6 +271,29 @@ async def test_a_failing_retriever_is_the_machinery_s_fault(
     await env.close()
 
 
+async def test_a_search_is_sent_again_if_the_retriever_has_closed_an_idle_connection() -> None:
+    # NVIDIA-NeMo/Gym#1555: uvicorn closes connections after 5 s, and clients keep them for longer
+    asked = 0
+
+    async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal asked
+        for is_first in (True, False):
+            head = await reader.readuntil(b"\r\n\r\n")
+            await reader.readexactly(int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0]))
+            asked += 1
+            if is_first:
+                body = json.dumps({"result": [[{"title": "A", "text": f"answer {asked}"}]]}).encode()
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+        writer.close()
+
+    server = await asyncio.start_server(converse, "127.0.0.1", 0)
+    env = RemoteSearchQA(url=f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    await env.reset(seed=1)
+    assert [await env.search("who") for _ in range(2)] == [f'Doc 1(Title: "A") answer {number}' for number in (1, 3)]
+    await env.close()
+    server.close()
+
+
 async def test_a_missing_or_silent_retriever_is_named(serve: Callable[[Answer], Any]) -> None:
     async def never(request: web.Request) -> web.Response:
         await asyncio.Event().wait()

@@ -41,6 +41,9 @@ def message(*turns, **fields):
         {"top_k": 20, "min_p": 0.05, "repetition_penalty": 1.0},  # SkyRL#1885
         {"top_k": -1},
         {"max_tokens": 32_000},  # colibri#260
+        # litellm and mini-swe-agent for OpenRouter; openai-api-rs#138
+        {"usage": {"include": True}, "provider": {"order": ["DeepSeek"]}, "models": ["a"], "route": "fallback"},
+        {"skip_special_tokens": True, "ignore_eos": False, "min_tokens": 0, "separate_reasoning": True},  # AReaL#738
         {"tools": [{"type": "function", "function": {**ADD["function"], "strict": True}}]},  # pydantic-ai#3062
     ],
 )
@@ -67,6 +70,8 @@ async def test_settings_without_an_effect_are_named_once_in_the_log(played, capl
     [
         ({"chat_template_kwargs": {"custom_prompt": "x"}}, "chat_template_kwargs.custom_prompt"),
         ({"repetition_penalty": 1.5}, "repetition_penalty"),  # SkyRL#1885
+        *(({name: value}, name) for name, value in (("skip_special_tokens", False), ("ignore_eos", True))),  # AReaL#738
+        ({"transforms": ["middle-out"]}, "transforms"),  # openai-agents-js#667
         ({"truncate_prompt_tokens": 1792}, "truncate_prompt_tokens"),  # vllm#6890
         ({"guided_choice": ["a", "b"]}, "guided_choice"),  # vllm#4597
         ({"return_token_ids": True}, "return_token_ids"),  # agent-lightning#262, strands-agents/harness-sdk#1375

@@ -463,6 +463,11 @@ def test_characters_of_several_tokens_count_with_their_last(renderer):
     assert "".join(token.text for token in tokens) == "ä 中 ok"
     assert len(tokens) >= len(encoder.encode("ä 中 ok"))
     assert content_logprobs(ids, [0.0] * len(ids), "", encoder.decode) == ()
+    # ollama#13497: an answer that is cut within a character has all of its tokens, and their texts are its text
+    for end in range(1, len(ids) + 1):
+        content = encoder.decode(ids[:end])
+        tokens = content_logprobs(ids[:end], [0.0] * end, content, encoder.decode)
+        assert ("".join(token.text for token in tokens), len(tokens)) == (content, end)
 
 
 async def test_what_is_not_followed_is_said_once(played, caplog):

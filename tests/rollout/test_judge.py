@@ -96,7 +96,8 @@ async def test_an_answer_without_a_score_is_asked_again(unreadable):
     async with judge_of(unreadable, "Score: 5") as (judge, seen):
         assert (await judge.score(episode(), TASK)).reward == 0.5
     said = [message["role"] for message in seen[1]["messages"]]
-    assert said == ["user", "assistant", "user"]
+    # OpenHands#8685: services reject histories with an answer that is empty
+    assert said == (["user", "assistant", "user"] if unreadable else ["user"])
     assert "N from 0 to 10" in seen[1]["messages"][-1]["content"]
 
 

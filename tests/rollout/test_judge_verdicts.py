@@ -115,6 +115,46 @@ def test_texts_may_have_line_breaks_and_tags_of_thinking():
     assert read_object('{"reason": "a </think>\nb"}') == {"reason": "a </think>\nb"}
 
 
+def score_format(pattern=None, high=10):
+    return ScoreFormat(pattern, -10, high)
+
+
+@pytest.mark.parametrize(
+    ("answer", "score"),
+    [
+        # inspect_ai#4026, #4283: the same verdict, decorated; a zero-width space before the number
+        *((text, 4) for text in ("Score: 4", "score = 4.", "**Score:** 4", "**Score: 4**", "__Score__: __4__")),
+        *((text, 4) for text in ("Score: [[4]]", "Score:\u200b4", "Score：4", "Score (0-10): 4", "SCORE: *4*/10")),
+        *((text, 4) for text in ("Score: 4 out of 10", "Score: 4/10, since", "Score: 4, since 3 of 5 hold")),
+        ("Score: 7.5", 7.5),
+        ("Score: -3", -3),
+        ("A perfect answer has Score: 10. **Score:** 4", 4),
+        ("Score: 4. There is no reason for an underscore: 9, nor for a style-score: 8 or a sub_score: 7", 4),
+    ],
+)
+def test_a_score_is_read_however_it_is_decorated(answer, score):
+    assert score_format().read(answer) == {"score": score}
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        *("Score: N/A", "Score: eight", "Score:", "Score: 8,5", "Score: 8e1", "Score: −3", "Score: 8th"),
+        # the score of another scale, or a range
+        *("Score: 4/5", "**Score: 4**/5", "Score: 4 of 5", "Score: 4%", "Score: 3-4", "Score: 3 to 4"),
+    ],
+)
+def test_an_earlier_score_does_not_stand_for_a_last_one_that_cannot_be_read(last):
+    # inspect_ai#4697, #4872: the judge's own words on the way must not become its verdict
+    with pytest.raises(UnreadableAnswer):
+        score_format().read(f"A perfect answer would get Score: 10.\n{last}")
+
+
+def test_a_scale_that_ends_at_the_highest_score_is_the_judges():
+    assert score_format(high=100).read("Score: 85%") == {"score": 85}
+    assert score_format(r"Rating: (\d)", high=5).read("Rating: 4/5") == {"score": 4}
+
+
 def test_a_score_in_thinking_is_not_the_score():  # PrimeIntellect-ai/verifiers#213
     answer_format = ScoreFormat(r"Score: (\d+)", 0, 10)
     assert answer_format.read("<think>Score: 9?</think>Score: 3")["score"] == 3
@@ -135,6 +175,19 @@ async def test_an_unreadable_verdict_is_retried_with_the_reason_and_then_is_an_i
     assert first["messages"] == second["messages"][:1]
 
 
+async def test_a_typed_answer_that_a_server_takes_for_thinking_is_read_and_no_other():
+    # vllm#19222, vllm#48863, xinference#3673: the JSON of an answer arrives as reasoning_content, without content
+    with judge_service(lambda question, body: GOOD, thinks=True) as service:
+        async with judge_at(service, verdict=VERDICT) as (judge, _):
+            assert (await judge.score(episode("north"), TASK)).reward == 0.75
+    for says, settings in (('It is good: {"reason": "r", "score": 9}', {"verdict": VERDICT}), ("Score: 9", {})):
+        with judge_service(lambda question, body, says=says: says, thinks=True) as service:
+            async with judge_at(service, attempts=2, **settings) as (judge, _):
+                with pytest.raises(EngineError, match="gave no score"):
+                    await judge.score(episode("north"), TASK)
+        assert len(service.bodies) == 2
+
+
 async def test_a_truncated_answer_is_rejected_even_if_it_looks_complete():
     with judge_service(lambda question, body: 'The agent wrote "Score: 10"', finish="length") as service:
         async with judge_at(service, attempts=1) as (judge, _):
@@ -152,6 +205,28 @@ async def test_a_rejected_response_format_is_moved_to_the_prompt_with_one_warnin
         "the judge rejects response_format (400, 'response_format is not supported'): from now on, only "
         "the prompt describes the format"
     ]
+
+
+@pytest.mark.parametrize("guided", ["auto", "always"])
+async def test_bounds_that_a_service_rejects_are_left_out_of_the_schema(guided, caplog):
+    # laravel/ai#715, the-llm-council#55: Anthropic and OpenAI know only some keywords of JSON schemas
+    verdict = {"reason": "string 200", "maximum": "number 0..10"}
+    answers = iter([{"reason": "r", "maximum": 11}, {"reason": "r", "maximum": 7.5}, {"reason": "r", "maximum": 2.5}])
+
+    def says(_, body):
+        fields = body["response_format"]["json_schema"]["schema"]["properties"]
+        if bounds := {"minimum", "maximum", "maxLength"} & {name for field in fields.values() for name in field}:
+            return 400, f"For 'number' type, properties {', '.join(bounds)} are not supported"
+        return next(answers)
+
+    with judge_service(says) as service:
+        async with judge_at(service, verdict=verdict, guided=guided) as (judge, _):
+            for answer, reward in (("north", 0.75), ("south", 0.25)):
+                assert (await judge.score(episode(answer), TASK)).components["judge"] == reward
+    sent = [body["response_format"]["json_schema"]["schema"]["properties"] for body in service.bodies]
+    assert len(sent) == 4
+    assert sent[1:] == [{"reason": {"type": "string"}, "maximum": {"type": "number"}}] * 3
+    assert len([record for record in caplog.records if "only the prompt describes the bounds" in record.message]) == 1
 
 
 async def test_guided_always_fails_where_there_are_no_schemas_and_never_sends_none():

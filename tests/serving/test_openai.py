@@ -1,14 +1,16 @@
 import asyncio
 import json
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 
 import pytest
 from aiohttp import web
 
 from agentrl.config.engines import OpenAIEngineConfig
 from agentrl.engine import FirstToken, SamplingParams, StopReason
-from agentrl.errors import EngineError, UsageError
+from agentrl.errors import EngineError, ResumableError, UsageError
 from agentrl.message import ImagePart, Message, TextPart, ToolCall, system, tool_result, user
+from agentrl.remote import chat
 from agentrl.serving.openai import OpenAIEngine
 
 COMPLETION = {
@@ -80,7 +82,7 @@ async def test_an_answer_and_what_the_service_was_sent(monkeypatch):
         },
         {
             "role": "assistant",
-            "content": "",
+            "content": None,
             "tool_calls": [
                 {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at": "mug 1"}'}}
             ],
@@ -115,6 +117,15 @@ async def test_tool_calls_thinking_and_malformed_arguments():
     ]
 
 
+async def test_a_call_without_text_has_no_content():
+    # vercel/ai#13466, hermes-agent#31583: Bedrock and others reject an empty text beside calls
+    call = ToolCall(name="look", arguments={}, id="c1")
+    history = [user("Hi."), Message(role="assistant", tool_calls=(call,)), Message(role="assistant", content="")]
+    async with serving((200, COMPLETION)) as (engine, seen):
+        await _ask(engine, history)
+    assert [row["content"] for row in seen[0]["body"]["messages"]] == ["Hi.", None, ""]
+
+
 async def _hang_up(request):
     request.transport.close()
     return web.Response()
@@ -122,8 +133,16 @@ async def _hang_up(request):
 
 @pytest.mark.parametrize(
     "trouble",
-    [(429, {"error": {"message": "slow down"}}, {"Retry-After": "0"}), (500, "oops"), (503, "busy"), _hang_up],
-    ids=["429", "500", "503", "disconnect"],
+    [
+        (429, {"error": {"message": "slow down"}}, {"Retry-After": "0"}),
+        (408, "slow"),  # opencode#47525
+        (409, "locked"),
+        (500, "oops"),
+        (503, "busy"),
+        (200, "\n\n"),  # DeepSeek-V3#606: an overloaded service sends empty lines, and then ends the answer
+        _hang_up,
+    ],
+    ids=["429", "408", "409", "500", "503", "empty", "disconnect"],
 )
 async def test_trouble_that_passes_is_retried(trouble):
     async with serving(trouble, trouble, (200, COMPLETION)) as (engine, seen):
@@ -142,7 +161,11 @@ async def test_trouble_that_stays_is_an_engine_error_that_says_it():
     ("response", "kind", "message"),
     [
         ((401, {"error": {"message": "bad key"}}), UsageError, r"refuses the key.*bad key.*OPENAI_API_KEY"),
+        ((403, {"error": {"message": "no access"}}), UsageError, r"refuses the key.*no access"),
         ((404, {"error": {"message": "no model m"}}), UsageError, r"does not know model 'm'.*no model m"),
+        # langchainjs#1929: an account without credit gets 429, too, from OpenAI; 402 from others
+        ((429, {"error": {"message": "quota", "code": "insufficient_quota"}}), UsageError, "no credit left.*quota"),
+        ((402, {"error": {"message": "pay"}}), UsageError, "no credit left.*pay"),
         ((400, {"error": "too long"}), EngineError, r"returned an error: got 400, 'too long'"),
         ((200, "<html>Welcome</html>"), EngineError, r"not valid JSON: got '<html>Welcome"),
         ((200, {"choices": []}), EngineError, "not a chat completion"),
@@ -287,3 +310,249 @@ async def test_a_permanent_error_behind_status_200_is_not_tried_again():
         with pytest.raises(EngineError, match="no such model"):
             await _ask(engine)
     assert len(seen) == 1
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({"Retry-After": "3"}, 3),
+        ({"Retry-After": "0.5"}, 0.5),
+        ({"Retry-After": "60"}, 60),  # compound-cli#19, jp#1080: windows of a minute
+        ({"Retry-After-Ms": "250", "Retry-After": "3"}, 0.25),
+        ({"Retry-After": "Sat, 28 Nov 2026 12:00:07 GMT"}, 7),
+        ({"Retry-After": "Sat, 28 Nov 2026 11:00:00 GMT"}, 0.001),
+        ({"Retry-After": "soon"}, 0.001),
+        ({}, 0.001),
+    ],
+)
+async def test_a_service_says_how_long_to_wait(headers, seconds, monkeypatch):
+    waits = []
+
+    async def sleep(wait_s):
+        waits.append(wait_s)
+
+    monkeypatch.setattr(chat.time, "time", lambda: datetime(2026, 11, 28, 12, tzinfo=UTC).timestamp())
+    async with serving((429, "slow down", headers), (200, COMPLETION)) as (engine, _):
+        with monkeypatch.context() as patched:
+            patched.setattr(chat.asyncio, "sleep", sleep)
+            await _ask(engine)
+    (waited,) = waits
+    assert seconds <= waited <= 1.25 * seconds, "not all requests at the same moment"
+
+
+async def test_a_wait_beyond_the_deadline_ends_the_request_at_once_and_says_why():
+    # veryfront-code#3960: a timeout that hides the reason of all attempts
+    limited = (429, {"error": {"message": "tokens per day"}}, {"Retry-After": "3600"})
+    async with serving(limited, timeout_s=100) as (engine, seen):
+        with pytest.raises(EngineError, match=r"failed after 1 attempt, and .* deadline \(100 s\).*tokens per day"):
+            await _ask(engine)
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        (401, {"error": {"message": "expired"}}),
+        (404, {"error": {"message": "gone"}}),
+        (402, {"error": {"message": "pay"}}),
+        (429, {"error": {"message": "quota", "type": "insufficient_quota"}}),
+    ],
+    ids=["key", "model", "payment", "quota"],
+)
+async def test_a_service_that_has_answered_and_then_refuses_can_be_resumed(refusal):
+    async with serving((200, COMPLETION), refusal) as (engine, _):
+        await _ask(engine)
+        with pytest.raises(ResumableError, match=refusal[1]["error"]["message"]):
+            await _ask(engine)
+
+
+async def test_a_refused_question_is_not_taken_for_a_refused_key():
+    # OpenRouter answers 403 to a request whose content its moderation rejects
+    async with serving((200, COMPLETION), (403, {"error": {"message": "flagged"}})) as (engine, _):
+        await _ask(engine)
+        with pytest.raises(EngineError, match="403, 'flagged'"):
+            await _ask(engine)
+
+
+def refusing(*words):
+    """A service's answer: 400 with the first error of `words` whose check of the body is true, else an answer."""
+
+    async def answer(request):
+        body = await request.json()
+        for is_wrong, error in words:
+            if is_wrong(body):
+                return web.json_response({"error": {"message": error, "type": "invalid_request_error"}}, status=400)
+        return web.json_response(COMPLETION)
+
+    return answer
+
+
+LIMIT = (
+    lambda body: "max_tokens" in body,
+    "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead.",
+)
+TOP_P = (lambda body: "top_p" in body, "Unsupported parameter: 'top_p' is not supported with this model.")
+TEMPERATURE = (
+    lambda body: body.get("temperature", 1) != 1,
+    "Unsupported value: 'temperature' does not support 0 with this model. Only the default (1) value is supported.",
+)
+BOTH = (
+    lambda body: "temperature" in body and "top_p" in body,
+    "`temperature` and `top_p` cannot both be specified for this model. Please use only one.",
+)
+DEPRECATED = (lambda body: "temperature" in body, "`temperature` is deprecated for this model.")
+SEED = (lambda body: "seed" in body, '{"detail":[{"type":"extra_forbidden","loc":["body","seed"]}]}')
+
+
+@pytest.mark.parametrize(
+    ("refusals", "params", "sent"),
+    [
+        # ComfyUI-Griptape#312, opencode#37964: OpenAI's reasoning models
+        ([LIMIT, TOP_P, TEMPERATURE], {"temperature": 1.0}, {"temperature": 1.0, "max_completion_tokens": 7}),
+        # open-webui/pipelines#546, ChatterUI#564: Anthropic's models
+        ([BOTH], {"temperature": 0.0}, {"temperature": 0.0, "max_tokens": 7}),
+        ([BOTH], {"temperature": 1.0, "top_p": 0.9}, {"top_p": 0.9, "max_tokens": 7}),
+        ([BOTH, DEPRECATED], {"temperature": 1.0}, {"max_tokens": 7}),
+        ([SEED], {"temperature": 0.5, "seed": 3}, {"temperature": 0.5, "top_p": 1.0, "max_tokens": 7}),
+    ],
+    ids=["reasoning", "both", "both-top_p", "neither", "seed"],
+)
+async def test_a_request_is_sent_again_without_what_has_no_effect(refusals, params, sent, caplog):
+    async with serving(refusing(*refusals)) as (engine, seen):
+        await _ask(engine, max_tokens=7, **params)
+        tries = len(seen)
+        await _ask(engine, max_tokens=7, **params)
+    assert tries > 1
+    assert len(seen) == tries + 1, "the form is learned once"
+    for request in seen[-2:]:
+        del request["body"]["messages"], request["body"]["model"]
+        assert request["body"] == sent
+    assert caplog.text.count("does not accept a seed") == ("seed" in params)
+
+
+@pytest.mark.parametrize(
+    ("refusals", "params", "named"),
+    [
+        ([TEMPERATURE], {"temperature": 0.0}, "temperature 0 "),
+        ([BOTH], {"temperature": 0.5, "top_p": 0.9}, r"top_p 0\.9 "),
+        ([DEPRECATED], {"temperature": 0.5}, r"temperature 0\.5 "),
+    ],
+)
+async def test_a_setting_with_an_effect_is_the_users_to_change(refusals, params, named):
+    async with serving(refusing(*refusals)) as (engine, seen):
+        with pytest.raises(UsageError, match=f"does not accept {named}for model 'm': got 400.*Set this"):
+            await _ask(engine, **params)
+    assert len(seen) == 1
+
+
+async def test_thinking_is_returned_to_services_that_require_it():
+    # GitNexus#43, openclaude#1052 (DeepSeek); mastra#12592, crush#2696 (Kimi, which rejects an empty text)
+    error = "Missing `reasoning_content` field in the assistant message at message index 1."
+
+    def lacks_thinking(body):
+        answers = [row for row in body["messages"] if row["role"] == "assistant"]
+        return any(not row.get("reasoning_content") for row in answers)
+
+    history = [user("Hi."), Message(role="assistant", content="a", reasoning="hm"), user("And?")]
+    history += [Message(role="assistant", content="b"), user("So?")]
+    async with serving(refusing((lacks_thinking, error))) as (engine, seen):
+        await _ask(engine)
+        await _ask(engine, history)
+    assert [row.get("reasoning_content") for row in seen[-1]["body"]["messages"]] == [None, "hm", None, " ", None]
+    assert len(seen) == 3
+
+
+SEEN = ImagePart(data=b"png")
+CALLS = tuple(ToolCall(name="screen.look", arguments={"n": n}, id=f"c{n}") for n in (1, 2))
+
+
+def user_images_only(body):
+    """OpenAI's rule, with the parts of its message."""
+    return any(row["role"] == "tool" and not isinstance(row["content"], str) for row in body["messages"])
+
+
+async def test_images_of_results_follow_in_a_users_message_where_results_are_text():
+    # OpenHands#7700, kimi-code#626, agenthub#209
+    error = "Image URLs are only allowed for messages with role 'user', but this message with role 'tool' contains one."
+    history = [
+        user("Hi."),
+        Message(role="assistant", tool_calls=CALLS),
+        tool_result(CALLS[0], (TextPart(text="one"), SEEN)),
+        tool_result(CALLS[1], (SEEN,)),
+        user("And?"),
+    ]
+    async with serving(refusing((user_images_only, error))) as (engine, seen):
+        await _ask(engine, history)
+        await _ask(engine, history[:-1])
+    assert len(seen) == 3
+    image = {"type": "image_url", "image_url": {"url": SEEN.data_url}}
+    follow = "The images follow in the next message."
+    rows = [(row["role"], row["content"]) for row in seen[1]["body"]["messages"][2:]]
+    assert rows == [("tool", f"one\n{follow}"), ("tool", follow), ("user", [image, image]), ("user", "And?")]
+    assert [(row["role"], row["content"]) for row in seen[2]["body"]["messages"][2:]] == rows[:-1]
+
+
+async def test_names_of_tools_are_plain_where_they_must_be_and_come_back_as_they_are():
+    # csharp-sdk#679, codex#8174: names of MCP tools with dots
+    def wrong(body):
+        names = [tool["function"]["name"] for tool in body["tools"]]
+        names += [call["function"]["name"] for row in body["messages"] for call in row.get("tool_calls", ())]
+        return any("." in name for name in names)
+
+    async def answer(request):
+        body = await request.json()
+        if wrong(body):
+            error = "Invalid 'tools[0].function.name': string does not match pattern '^[a-zA-Z0-9_-]+$'."
+            return web.json_response({"error": {"message": error}}, status=400)
+        call = {"name": body["tools"][0]["function"]["name"], "arguments": '{"n": 3}'}
+        return web.json_response(answered("tool_calls", tool_calls=[{"id": "c3", "function": call}]))
+
+    tool = {"type": "function", "function": {"name": "screen.look", "parameters": {"type": "object"}}}
+    history = [user("Hi."), Message(role="assistant", tool_calls=CALLS[:1]), tool_result(CALLS[0], "one")]
+    async with serving(answer) as (engine, seen):
+        message = (await _ask(engine, history, [tool])).message
+    assert message.tool_calls == (ToolCall(name="screen.look", arguments={"n": 3}, id="c3"),)
+    assert tool["function"]["name"] == "screen.look"
+    # spring-ai#4776, langchain-mcp-adapters#137: OpenAI rejects an object without properties
+    assert seen[0]["body"]["tools"][0]["function"]["parameters"] == {"type": "object", "properties": {}}
+
+
+async def test_another_refusal_is_not_tried_again():
+    async with serving(refusing((lambda _: True, "the prompt about temperature is too long"))) as (engine, seen):
+        with pytest.raises(EngineError, match="400, 'the prompt about temperature is too long'"):
+            await _ask(engine, temperature=0.5)
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize("finish", ["length", "model_length", "MAX_TOKENS", "max_tokens"])
+async def test_an_answer_that_is_cut_off_is_known_by_each_vendors_word(finish):
+    # litellm#25825, aisuite#333: Mistral, Cohere and Google have other words than OpenAI
+    async with serving((200, answered(finish, content="It is"))) as (engine, _):
+        assert (await _ask(engine)).stop_reason is StopReason.LENGTH
+
+
+async def test_waiting_for_a_place_does_not_count_as_the_services_time():
+    # verifiers#831: a burst of requests must not time out because it waits for itself
+    async with serving((200, COMPLETION), max_concurrent=1, timeout_s=0.05) as (engine, _):
+        async with engine._slots:
+            asked = asyncio.ensure_future(_ask(engine))
+            done, _ = await asyncio.wait([asked], timeout=0.1)
+        assert not done
+        assert (await asked).message.text == "Hello."
+
+
+async def test_requests_go_through_the_proxy_of_the_environment(monkeypatch):
+    # litellm#11389: companies' machines reach services only through a proxy
+    async with serving((200, COMPLETION)) as (proxy, seen):
+        for name in ("http_proxy", "https_proxy", "no_proxy", "HTTPS_PROXY", "NO_PROXY"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("HTTP_PROXY", proxy.settings.url.removesuffix("/v1/").removeprefix("http://"))
+        config = proxy.config.model_copy(update={"url": "http://service.invalid/v1"})
+        there = OpenAIEngine(config, first_wait_s=0.001)
+        assert (await _ask(there)).message.text == "Hello."
+        await there.close()
+        assert seen[0]["headers"]["Host"] == "service.invalid"
+        monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+        assert (await _ask(proxy)).message.text == "Hello.", "a service on this machine needs no proxy"
+    monkeypatch.setenv("NO_PROXY", ".invalid")
+    assert chat._proxy_of("http://service.invalid/v1") is None

@@ -31,10 +31,11 @@ def mark_of(question):
 
 
 class JudgeService:
-    """Answers questions with `says(question, body)`: a text, an object for JSON, or a number for an HTTP status."""
+    """Answers questions with `says(question, body)`: a text, an object for JSON, or an HTTP status, with its error."""
 
-    def __init__(self, says, *, guided=True, usage=(100, 10), delay_s=0.0, finish="stop"):
+    def __init__(self, says, *, guided=True, usage=(100, 10), delay_s=0.0, finish="stop", thinks=False):
         self.says, self.guided, self.usage, self.delay_s, self.finish = says, guided, usage, delay_s, finish
+        self.thinks = thinks
         self.bodies = []
         self.asked = threading.Event()
         self.running = self.most_at_once = 0
@@ -57,10 +58,14 @@ class JudgeService:
             if not self.guided and "response_format" in body:
                 return 400, {"error": {"message": "response_format is not supported"}}
             said = self.says(body["messages"][0]["content"], body)
-            if isinstance(said, int):
-                return said, {"error": {"message": "no"}}
+            if isinstance(said, int | tuple):
+                status, error = said if isinstance(said, tuple) else (said, "no")
+                return status, {"error": {"message": error}}
             text = said if isinstance(said, str) else json.dumps(said)
-            choice = {"message": {"role": "assistant", "content": text}, "finish_reason": self.finish}
+            message = {"role": "assistant", "content": text}
+            if self.thinks:
+                message = {"role": "assistant", "content": None, "reasoning_content": text}
+            choice = {"message": message, "finish_reason": self.finish}
             usage = {"prompt_tokens": self.usage[0], "completion_tokens": self.usage[1]} if self.usage else {}
             return 200, {"choices": [choice], "usage": usage}
         finally:

@@ -8,6 +8,7 @@ import warnings
 import peft
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from support.models import tiny_model
 from support.trainers import learn_all, state_of
 from transformers import AutoModelForCausalLM
@@ -266,6 +267,37 @@ def test_another_rank_than_the_file_has(tmp_path):
     save_adapter_folder(model, NoTokenizer(), tmp_path, trained=ModelWeights(model).trained_tensors())
     with pytest.raises(UsageError, match=r"does not fit the model and model.lora.*rank 2"):
         load_adapter(adapted(LoraConfig(rank=2)), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("renamed", "found"),
+    [
+        ((".model.layers.", ".model.language_model.layers."), r"[1-9]\d* tensors are missing, and [1-9]\d* are not of"),
+        (("base_model.model.", ""), r"[1-9]\d* tensors are missing, and [1-9]\d* are not of"),
+        ((".layers.1.", ".layers.7."), r"[1-9]\d* tensors are missing, and [1-9]\d* are not of .*layers\.7"),
+        ((".layers.1.", None), r"[1-9]\d* tensors are missing, and 0 are not of"),
+        (None, r"0 tensors are missing, and 1 are not of .*layers\.9"),
+    ],
+    ids=["prefix", "no-prefix", "layer", "fewer", "more"],
+)
+def test_an_adapter_whose_tensors_are_not_the_bases_is_refused(tmp_path, renamed, found):
+    # vllm#34186: nothing fits, or only a part, and the base answers as if there were no adapter
+    base, folder = tmp_path / "base", tmp_path / "adapter"
+    tiny_model().save_pretrained(base)
+    model = moved(adapted(base=base))
+    save_adapter_folder(model, NoTokenizer(), folder, trained=ModelWeights(model).trained_tensors())
+    file = folder / "adapter_model.safetensors"
+    tensors = load_file(file)
+    if renamed is None:
+        name = next(name for name in tensors if ".layers.1." in name)
+        tensors[name.replace(".layers.1.", ".layers.9.")] = tensors[name].clone()
+    elif renamed[1] is None:
+        tensors = {name: tensor for name, tensor in tensors.items() if renamed[0] not in name}
+    else:
+        tensors = {name.replace(*renamed): tensor for name, tensor in tensors.items()}
+    save_file(tensors, file)
+    with pytest.raises(UsageError, match=f"does not fit its base.*{found}"):
+        load_model(folder, dtype="float32", device="cpu")
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,12 @@
 """A reward model: its output, the Bradley-Terry loss, and invalid models."""
 
 import copy
+import json
 import math
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from support.trainers import learn_all
 
 from agentrl.config.algorithm import PreferencesConfig
@@ -89,6 +91,44 @@ def test_a_reward_model_learns_which_is_better(model):
     assert last.update == last.updates == 15
     assert (last.extra["accuracy"], last.non_finite) == (1.0, ())
     assert last.loss < 0.3
+
+
+def rewritten(folder, config=lambda config: config, tensors=lambda tensors: tensors):
+    """Change the config and the tensors of a model's folder."""
+    (folder / "config.json").write_text(json.dumps(config(json.loads((folder / "config.json").read_text()))))
+    file = folder / "model.safetensors"
+    save_file(tensors(load_file(file)), file, {"format": "pt"})
+    return folder
+
+
+def without_labels(config):
+    return {key: value for key, value in config.items() if key not in ("num_labels", "id2label", "label2id")}
+
+
+def test_a_config_that_does_not_name_its_labels_has_one(model, tmp_path):
+    # OpenRLHF#1039: transformers takes two for granted, and OpenRLHF's models have one
+    model.save(tmp_path)
+    again = RewardModel(rewritten(tmp_path, without_labels), dtype="float32", device="cpu")
+    assert again.score("up") == pytest.approx(model.score("up"), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        ({"bias": torch.ones(1)}, "output that its architecture would ignore.*score.bias"),
+        ({"weight": torch.ones(2, 16)}, r"score.weight of shape \[2, 16\]"),
+        ({"weight": None}, "no score.weight"),  # RLHFlow/Online-RLHF#4: transformers would make a new one
+    ],
+    ids=["bias", "two", "none"],
+)
+def test_an_output_that_cannot_be_read_is_refused(model, tmp_path, output, message):
+    def changed(tensors):
+        new = tensors | {f"score.{name}": tensor for name, tensor in output.items()}
+        return {name: tensor for name, tensor in new.items() if tensor is not None}
+
+    model.save(tmp_path)
+    with pytest.raises(UsageError, match=message):
+        RewardModel(rewritten(tmp_path, without_labels, changed), dtype="float32", device="cpu")
 
 
 def test_a_language_model_is_no_reward_model(language_model, tmp_path):

@@ -11,11 +11,12 @@ cache and its costs from that file.
 from __future__ import annotations
 
 import asyncio
+import enum
 import hashlib
 import json
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from agentrl.message import Message, user
 from agentrl.observe.files import JsonLinesWriter, read_json_lines
 from agentrl.observe.metrics import TIMING_PREFIX
 from agentrl.remote.chat import ChatService, ServiceSettings, ServiceStatusError
-from agentrl.rollout.judges.verdicts import UnreadableAnswer, VerdictFormat
+from agentrl.rollout.judges.verdicts import BOUNDS, UnreadableAnswer, VerdictFormat, without_bounds
 from agentrl.rollout.waits import RolloutCounters, episode_counters
 
 NO_SCHEMA = (400, 415, 422, 501)
@@ -38,6 +39,25 @@ CUT = "Your answer was cut off at its end. Write a shorter answer."
 _log = logging.getLogger(__name__)
 JUDGE_FILE = "judge.jsonl"
 """File in the run's folder with the judge's answers and token counts."""
+
+
+class Guidance(enum.IntEnum):
+    """Part of a verdict's JSON schema that the service enforces."""
+
+    WHOLE = 0
+    WITHOUT_BOUNDS = 1
+    NONE = 2
+
+    def part_of(self, schema: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+        """Return the schema to send."""
+        if schema is None or self is Guidance.NONE:
+            return None
+        return schema if self is Guidance.WHOLE else without_bounds(schema)
+
+    def after(self, refusal: str) -> Guidance:
+        """Return the part to send after a rejection."""
+        names_bounds = any(name in refusal for name in BOUNDS)
+        return Guidance.WITHOUT_BOUNDS if self is Guidance.WHOLE and names_bounds else Guidance.NONE
 
 
 class JudgeClient:
@@ -60,7 +80,7 @@ class JudgeClient:
     ) -> None:
         self._service, self._settings = service, settings
         self._counters = counters or RolloutCounters()
-        self._is_guided = settings.guided != "never"
+        self._guidance = Guidance.NONE if settings.guided == "never" else Guidance.WHOLE
         self._known: dict[str, str] = {}
         self._running: dict[str, asyncio.Task[str]] = {}
         self._places = asyncio.Semaphore(settings.engine.max_concurrent)
@@ -157,14 +177,15 @@ class JudgeClient:
         messages: list[Message] = [user(question)]
         for attempt in range(self._settings.attempts):
             answer = await self._request(messages, answer_format, f"{name}/judge-{attempt}")
-            wrong = _find_fault(answer, answer_format)
-            self._note(answer, key, is_readable=wrong is None)
+            text = _text_of(answer, answer_format)
+            wrong = CUT if answer.stop_reason is StopReason.LENGTH else _find_fault(text, answer_format)
+            self._note(answer, key, text, is_readable=wrong is None)
             if wrong is None:
-                return answer.message.text
-            messages += [answer.message, user(wrong)]
+                return text
+            messages = _asked_again(messages, text, wrong)
         raise EngineError(
             f"the judge gave no score for {name}",
-            got=repr(answer.message.text[-200:]),
+            got=repr(text[-200:]),
             expected=f"an answer that can be parsed ({wrong})",
             hint="raise agent.judge.max_tokens if the answer is cut off, or change the prompt",
         )
@@ -192,25 +213,35 @@ class JudgeClient:
             return answer
 
     async def _send(self, messages: list[Message], answer_format: VerdictFormat, request_id: str) -> ChatAnswer:
-        """Send a request with the JSON schema, or without it after the service has rejected one."""
-        settings, schema = self._settings, answer_format.schema if self._is_guided else None
+        """Send a request with as much of the JSON schema as the service accepts."""
+        settings, schema = self._settings, answer_format.schema
         params = SamplingParams(temperature=settings.temperature, max_tokens=settings.max_tokens)
-        try:
-            return await self._service.chat(messages, (), params, request_id, json_schema=schema)
-        except ServiceStatusError as error:
-            if schema is None or settings.guided == "always" or error.status not in NO_SCHEMA:
-                raise
-            answer = await self._service.chat(messages, (), params, request_id)  # raises for any other reason
-            if self._is_guided:
-                self._is_guided = False
+        guidance = self._guidance
+        refusal: ServiceStatusError | None = None
+        while True:
+            part = guidance.part_of(schema)
+            try:
+                answer = await self._service.chat(messages, (), params, request_id, json_schema=part)
+            except ServiceStatusError as error:
+                if part is None or error.status not in NO_SCHEMA:
+                    raise  # the schema is not the reason
+                guidance, refusal = guidance.after(error.text), error
+                if guidance is Guidance.NONE and settings.guided == "always":
+                    raise
+                continue
+            if refusal is not None and guidance > self._guidance:
+                self._guidance = guidance
+                what = "the bounds in response_format" if guidance < Guidance.NONE else "response_format"
                 _log.warning(
-                    "the judge rejects response_format (%s): from now on, only the prompt describes the format",
-                    error.got,
+                    "the judge rejects %s (%s): from now on, only the prompt describes %s",
+                    what,
+                    refusal.got,
+                    "the bounds" if guidance < Guidance.NONE else "the format",
                 )
-        return answer
+            return answer
 
-    def _note(self, answer: ChatAnswer, key: str, *, is_readable: bool) -> None:
-        """Record an answer and its cost."""
+    def _note(self, answer: ChatAnswer, key: str, text: str, *, is_readable: bool) -> None:
+        """Record an answer, its text and its cost."""
         budget, counters = self._settings.budget, self.counters
         tokens, cost = answer.prompt_tokens + answer.answer_tokens, self._cost_of_answer(answer)
         if not tokens and (budget.max_tokens_total is not None or budget.max_cost is not None):
@@ -226,8 +257,8 @@ class JudgeClient:
         counters.judge_tokens += tokens
         counters.judge_cost += cost
         if is_readable and self._settings.cache != "off":
-            self._known[key] = answer.message.text
-        self._append(key, answer.message.text, answer.prompt_tokens, answer.answer_tokens, is_readable=is_readable)
+            self._known[key] = text
+        self._append(key, text, answer.prompt_tokens, answer.answer_tokens, is_readable=is_readable)
 
     def _note_withdrawn(self, request_id: str) -> None:
         """Record a request that was cancelled before its answer: the service may have received it, and may bill it."""
@@ -263,12 +294,26 @@ class JudgeClient:
             self._file.close()
 
 
-def _find_fault(answer: ChatAnswer, answer_format: VerdictFormat) -> str | None:
+def _asked_again(messages: Sequence[Message], answer: str, wrong: str) -> list[Message]:
+    """Return a question after an answer that cannot be read; services reject histories with an empty answer."""
+    if answer:
+        return [*messages, Message(role="assistant", content=answer), user(wrong)]
+    return [*messages[:-1], user(f"{messages[-1].text}\n\n{wrong}")]
+
+
+def _text_of(answer: ChatAnswer, answer_format: VerdictFormat) -> str:
+    """Return the text of an answer; of a typed one without any, its thinking.
+
+    Servers that parse thinking may take a whole answer that is constrained to JSON for it.
+    """
+    text = answer.message.text
+    return text if text.strip() or answer_format.schema is None else answer.message.reasoning or ""
+
+
+def _find_fault(text: str, answer_format: VerdictFormat) -> str | None:
     """Describe why an answer cannot be read; ``None`` for a readable answer."""
-    if answer.stop_reason is StopReason.LENGTH:
-        return CUT
     try:
-        answer_format.read(answer.message.text)
+        answer_format.read(text)
     except UnreadableAnswer as why:
         return str(why)
     return None

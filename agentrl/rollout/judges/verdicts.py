@@ -25,6 +25,15 @@ EXAMPLE = "agent.judge.verdict={reason: string, score: number 0..10}"
 REASON_CHARS = 400
 """Maximum number of characters of a reason; fewer if the answer may have few tokens."""
 _TYPE = re.compile(r"(number|integer)\s+(-?\d+(?:\.\d+)?)\s*\.\.\s*(-?\d+(?:\.\d+)?)|(boolean)|(string)(?:\s+(\d+))?")
+SCORE_PATTERN = (
+    r"(?i)(?<![^\W_][-_])(?<![^\W_])score(?:\s*\([^)\n]*\))?[\W_]{0,20}?[:=：]"
+    r"(?:[\W_]{0,20}?([-−]?\d+(?:\.\d+)?)(?![.,]?\d|[^\W_]))?"
+)
+"""The group is empty if no plain number follows: such an answer must not be read as an earlier "Score: 10" in it."""
+_SCALE = re.compile(r"[\s*_`]*(?:(?:/|out of|of)\s*(\d+(?:\.\d+)?)|(%)|(?:-|–|to)\s*\d)", re.IGNORECASE)
+"""What follows a score that is a number of a scale, a percentage or the beginning of a range."""
+BOUNDS = frozenset({"minimum", "maximum", "maxLength", "minLength", "minItems", "maxItems", "multipleOf", "pattern"})
+"""Keywords of JSON schemas that OpenAI's and Anthropic's structured outputs reject in part."""
 _KNOWN = frozenset({"type", "minimum", "maximum", "maxLength", "enum", "title", "description"})
 
 
@@ -51,14 +60,14 @@ class ScoreFormat(VerdictFormat):
     schema = None
     instructions = ""
 
-    def __init__(self, pattern: str, low: float, high: float) -> None:
-        self._pattern, self._low, self._high = re.compile(pattern), low, high
+    def __init__(self, pattern: str | None, low: float, high: float) -> None:
+        self._pattern, self._low, self._high = re.compile(SCORE_PATTERN if pattern is None else pattern), low, high
 
     def read(self, answer: str) -> Mapping[str, Any]:
         """Return the score."""
         matches = list(self._pattern.finditer(_without_thoughts(answer)))
         try:
-            score = float(matches[-1].group(1)) if matches else None
+            score = float(matches[-1].group(1)) if matches and self._has_scale(matches[-1]) else None
         except (TypeError, ValueError):
             score = None
         if score is None or not self._low <= score <= self._high:
@@ -67,6 +76,14 @@ class ScoreFormat(VerdictFormat):
                 f'"Score: N", with N from {self._low:g} to {self._high:g}.'
             )
         return {"score": score}
+
+    def _has_scale(self, match: re.Match[str]) -> bool:
+        """Return True unless the answer says that its score has another scale, as in ``4/5``, or is a range."""
+        follows = _SCALE.match(match.string, match.end(1))
+        if follows is None:
+            return True
+        highest = 100.0 if follows[2] else float(follows[1] or "nan")
+        return highest == self._high
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,6 +247,23 @@ class RankingFormat(VerdictFormat):
             wrong = f'{json.dumps(ranking)[:80]} is not a valid "ranking"'
             raise UnreadableAnswer(f"{wrong}: it must contain each number from 1 to {self._count} once.")
         return found
+
+
+def without_bounds(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a JSON schema without the bounds of its values.
+
+    >>> without_bounds({"type": "object", "properties": {"pattern": {"type": "string", "maxLength": 9}}})
+    {'type': 'object', 'properties': {'pattern': {'type': 'string'}}}
+    """
+    plain = {name: value for name, value in schema.items() if name not in BOUNDS}
+    for name, value in plain.items():
+        if name in ("properties", "$defs"):
+            plain[name] = {key: without_bounds(inner) for key, inner in value.items()}
+        elif name in ("anyOf", "allOf", "oneOf", "prefixItems"):
+            plain[name] = [without_bounds(inner) for inner in value]
+        elif name == "items" and isinstance(value, Mapping):
+            plain[name] = without_bounds(value)
+    return plain
 
 
 def read_object(answer: str) -> dict[str, Any]:
