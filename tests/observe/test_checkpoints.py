@@ -80,6 +80,18 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_message(checkpoints, caplog,
         checkpoints.newest()
 
 
+def test_damaged_checkpoints_of_later_steps_replace_no_intact_one(checkpoints):
+    for step in (10, 20, 30, 40):
+        checkpoints.save(step, writer(str(step)))
+    for damaged in (30, 40):
+        (checkpoints.folder / f"step-{damaged:06d}" / "state").unlink()
+    checkpoints.save(11, writer("11"))
+    assert checkpoints.newest().step == 11
+    checkpoints.save(30, writer("30"))
+    assert [checkpoint.step for checkpoint in checkpoints.present()] == [11, 30, 40]
+    assert checkpoints.newest().step == 30
+
+
 def test_a_full_disk_keeps_the_checkpoint_before(tmp_path):
     code = textwrap.dedent(
         """
