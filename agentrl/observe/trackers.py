@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 from agentrl.errors import ConfigError, UsageError, described_error
 from agentrl.errors.deadlines import CLOSING_S
 from agentrl.errors.foreign import DaemonThreads
+from agentrl.observe.secrets import hide_secrets
 from agentrl.observe.traces import EpisodeTrace
 from agentrl.registry import Kind, lookup, names
 
@@ -209,7 +210,7 @@ class Trackers:
         chosen: Registry names.
         folder: The run's ``logs``; each tracker gets its own folder in it.
         name: The run's name.
-        config: The resolved config as plain data.
+        config: The resolved config as plain data; trackers get it without secrets.
 
     Raises:
         UnknownNameError: no tracker has this name.
@@ -218,6 +219,7 @@ class Trackers:
 
     def __init__(self, chosen: Sequence[str], *, folder: Path, name: str, config: Mapping[str, Any]) -> None:
         check_trackers(chosen)
+        config = hide_secrets(config)
         self._threads: dict[str, _TrackerThread] = {}
         for kind in chosen:
             make = lookup(Kind.TRACKER, kind)
