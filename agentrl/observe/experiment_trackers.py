@@ -45,7 +45,7 @@ class EpisodeTableTracker(Tracker):
 
 
 class WandbTracker(EpisodeTableTracker):
-    """A run of the Weights & Biases project ``agentrl``; needs the package wandb.
+    """A run of the Weights & Biases project ``agentrl``, or of ``WANDB_PROJECT``; needs the package wandb.
 
     Steps are a separate metric, because the service drops rows whose step is not new, such as those that a resumed run
     repeats.
@@ -60,7 +60,7 @@ class WandbTracker(EpisodeTableTracker):
         self._exit_code = 0
         self._table = wandb.Table
         self._run = wandb.init(
-            project=PROJECT,
+            project=os.environ.get("WANDB_PROJECT") or PROJECT,
             id=run_identity(folder),
             name=name,
             dir=str(folder),
@@ -87,7 +87,7 @@ class WandbTracker(EpisodeTableTracker):
 
 
 class MLflowTracker(EpisodeTableTracker):
-    """A run of the MLflow experiment ``agentrl``; needs the package mlflow.
+    """A run of the MLflow experiment ``agentrl``, or of ``MLFLOW_EXPERIMENT_NAME``; needs the package mlflow.
 
     ``MLFLOW_TRACKING_URI`` names a server; by default, it is the file ``logs/mlflow/mlflow.db`` of the run's folder.
     """
@@ -121,14 +121,15 @@ class MLflowTracker(EpisodeTableTracker):
                 if error.error_code != "RESOURCE_DOES_NOT_EXIST":
                     raise
         artifacts = None if "MLFLOW_TRACKING_URI" in os.environ else (identity.parent / "artifacts").resolve().as_uri()
-        found = self._client.get_experiment_by_name(PROJECT)
+        experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME") or PROJECT
+        found = self._client.get_experiment_by_name(experiment)
         if found is None:
             try:
-                self._client.create_experiment(PROJECT, artifacts)
+                self._client.create_experiment(experiment, artifacts)
             except MlflowException as error:  # another run, started at the same moment, has created it
                 if error.error_code != "RESOURCE_ALREADY_EXISTS":
                     raise
-            found = self._client.get_experiment_by_name(PROJECT)
+            found = self._client.get_experiment_by_name(experiment)
         made: str = self._client.create_run(found.experiment_id, run_name=name).info.run_id
         identity.write_text(made)
         return made
@@ -153,7 +154,7 @@ class MLflowTracker(EpisodeTableTracker):
 
 
 class SwanLabTracker(EpisodeTableTracker):
-    """A run of the SwanLab project ``agentrl``; needs the package swanlab.
+    """A run of the SwanLab project ``agentrl``, or of ``SWANLAB_PROJ_NAME``; needs the package swanlab.
 
     ``SWANLAB_MODE`` is ``offline`` by default: files in ``logs/swanlab``, which ``swanlab sync`` uploads.
     """
@@ -167,7 +168,7 @@ class SwanLabTracker(EpisodeTableTracker):
         self._end: dict[str, Any] = {}
         self._table = swanlab.echarts.Table
         self._run = swanlab.init(
-            project=PROJECT,
+            project=os.environ.get("SWANLAB_PROJ_NAME") or PROJECT,
             name=name,
             id=run_identity(folder)[:21],
             resume="allow",

@@ -217,6 +217,26 @@ def test_wandb_takes_odd_names_values_and_settings(log_oddities):
     assert {row[0] for table in tables for row in table["data"]} == {f"step{step}/0.0" for step in range(1, 5)}
 
 
+PROJECTS = """
+import json, os, sys
+from pathlib import Path
+from agentrl.observe.experiment_trackers import MLflowTracker, WandbTracker
+
+folder = Path(sys.argv[1])
+MLflowTracker(folder / "mlflow", "mine", {}).close()
+WandbTracker(folder / "wandb", "mine", {}).close()
+"""
+
+
+def test_runs_go_to_the_projects_that_the_services_variables_name(read_with, tmp_path):
+    names = {"MLFLOW_EXPERIMENT_NAME": "mine", "WANDB_PROJECT": "my-project", "WANDB_MODE": "offline"}
+    read_with(PROJECTS, tmp_path, variables=names)
+    found = read_with(MLFLOW_ODDITIES.replace('"agentrl"', '"mine"'), tmp_path / "mlflow")
+    assert json.loads(found)["status"] == "FINISHED"
+    (data,) = (path.read_bytes() for path in tmp_path.rglob("*.wandb"))
+    assert b"my-project" in data
+
+
 class Collector(BaseHTTPRequestHandler):
     """Receiver of OTLP requests."""
 
