@@ -25,6 +25,7 @@ from agentrl.errors import ConfigError, UsageError
 from agentrl.evaluation.diagnosis.finding import Finding, finding_lines, top
 from agentrl.evaluation.diagnosis.watch import read_findings
 from agentrl.evaluation.periodic import check_panels
+from agentrl.models.identity import NOT_CACHED, weights
 from agentrl.observe.checkpoints import Checkpoints
 from agentrl.observe.console import html_table
 from agentrl.observe.metrics import read_metrics
@@ -38,12 +39,14 @@ from agentrl.rollout.environment_probe import check_environments
 from agentrl.rollout.loop_choice import check_rendering, select_default_loop
 from agentrl.rollout.task_source import task_source
 from agentrl.runs.prometheus import check_prometheus
-from agentrl.runs.start_record import write_start_record
+from agentrl.runs.start_record import read_start_record, write_start_record
 from agentrl.serving.launch.placement import check_machine
 from agentrl.training.chat_file import ENVIRONMENT
 
 _log = logging.getLogger(__name__)
 
+_TEXTS = (".json", ".jinja", ".txt")
+"""Suffixes of files of a model that are not weights."""
 MIXED = "mixed"
 """Environment part of the generated name of a run with several environments."""
 
@@ -114,7 +117,7 @@ def start_run(config: Config, *, kind: str, check: StartCheck | None = check_rol
     folder = RunDirectory.create(Path(config.run.directory), config.run.name, prefix=f"{name}-{kind}")
     try:
         folder.save_config(dump_config(resolved))
-        write_start_record(folder)
+        write_start_record(folder, base=_base_weights(resolved))
     except UsageError:
         folder.undo_start()
         raise
@@ -170,12 +173,26 @@ def resume_run(path: str | Path, overrides: Sequence[str] = ()) -> Run:
     found = changes(load_config(folder.config_file), config)
     check_same_run(found)
     _check_steps_left(folder, config, found)
+    if (base := _base_weights(config)) and base != read_start_record(folder).get("base", base):
+        _log.warning(
+            "the files of %s have changed since the run was started, whose adapters belong to the earlier weights: "
+            "restore them, unless only their times of modification differ",
+            config.model.path,
+        )
     check_training(config)
     check_machine(config)
     check_observers(config)
     check_panels(config)
     check_curriculum(config)
     return Run(folder, config, found)
+
+
+def _base_weights(config: Config) -> list[str]:
+    """Return the identity of the weights below the adapters of a run; empty for other runs."""
+    if config.model.lora is None or config.model.path == SCRATCH:
+        return []
+    found = weights(config.model.path, config)
+    return [] if NOT_CACHED in found else [line for line in found if not line.partition(" ")[0].endswith(_TEXTS)]
 
 
 def _check_steps_left(folder: RunDirectory, config: Config, found: Sequence[Change]) -> None:

@@ -16,7 +16,6 @@ from agentrl.errors import Outcome, PolicyError, SandboxError, UsageError
 from agentrl.message import ImagePart, TextPart, user
 from agentrl.reward import EnvironmentReward, Score, Scorer
 from agentrl.rollout.budget import EpisodeLimits
-from agentrl.rollout.env_pool import EnvPool
 from agentrl.rollout.episode import _cut_parts
 from agentrl.rollout.turns import derive_seed
 from agentrl.rollout.waits import RolloutObserver, WaitKind, WaitTracker
@@ -52,19 +51,6 @@ async def test_a_reward_that_reaches_the_threshold_is_a_success(make_runner, pla
     limits = EpisodeLimits(max_turns=2)
     trajectory = await play(make_runner(worlds.Corridor, "back", limits=limits, success_threshold=threshold))
     assert (trajectory.reward, trajectory.success) == (0.0, success)
-
-
-async def test_an_episode_that_a_limit_ends_has_failed_once_the_environment_reports_success(
-    make_runner, play, worlds, make_spec
-):
-    pool = EnvPool(make_spec(worlds.Corridor))
-    limits = EpisodeLimits(max_turns=3)
-    loser, winner = (make_runner(None, answer, pool=pool, limits=limits) for answer in ("back", "forward"))
-    ended = [await play(runner) for runner in (loser, winner, loser)]
-    assert [one.outcome for one in ended] == [Outcome.TRUNCATED_TURNS, Outcome.FINISHED, Outcome.TRUNCATED_TURNS]
-    assert [one.success for one in ended] == [None, True, False]
-    silent = make_runner(lambda: worlds.Corridor(tell_success=False), "forward", limits=limits)
-    assert [(await play(silent)).success for _ in range(2)] == [None, None]
 
 
 async def test_the_environments_own_truncation_is_a_turn_limit(make_runner, play, worlds):
