@@ -119,11 +119,13 @@ class Checkpoints:
         return sorted(found, key=lambda checkpoint: checkpoint.step)
 
     def _prune(self, step: int) -> None:
-        for checkpoint in [one for one in self.present() if one.step <= step][: -self.keep]:
-            shutil.rmtree(checkpoint.path)
-        for path in self.folder.iterdir():
-            if _LEFTOVER.fullmatch(path.name) and _is_own_folder(path):
+        old = [one.path for one in self.present() if one.step <= step][: -self.keep]
+        left = [path for path in self.folder.iterdir() if _LEFTOVER.fullmatch(path.name) and _is_own_folder(path)]
+        for path in (*old, *left):
+            try:
                 shutil.rmtree(path)
+            except OSError as error:  # on a network file system, while another process has a file open
+                _log.warning("cannot remove %s: %s; the next checkpoint tries again", path, error)
 
 
 def _is_own_folder(path: Path) -> bool:

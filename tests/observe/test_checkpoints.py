@@ -1,3 +1,4 @@
+import errno
 import logging
 import shutil
 import subprocess
@@ -90,6 +91,22 @@ def test_damaged_checkpoints_of_later_steps_replace_no_intact_one(checkpoints):
     checkpoints.save(30, writer("30"))
     assert [checkpoint.step for checkpoint in checkpoints.present()] == [11, 30, 40]
     assert checkpoints.newest().step == 30
+
+
+def test_an_old_checkpoint_that_cannot_be_removed_is_removed_later(checkpoints, caplog, monkeypatch):
+    def fail(path):
+        raise OSError(errno.ENOTEMPTY, "Directory not empty", str(path))  # as of NFS while a file is open elsewhere
+
+    checkpoints.save(1, writer("1"))
+    checkpoints.save(2, writer("2"))
+    with monkeypatch.context() as patched, caplog.at_level(logging.WARNING):
+        patched.setattr(shutil, "rmtree", lambda path, **ways: None if ways else fail(path))
+        checkpoints.save(3, writer("3"))
+    assert "cannot remove" in caplog.text
+    assert "step-000001" in caplog.text
+    assert checkpoints.newest().step == 3
+    checkpoints.save(4, writer("4"))
+    assert [checkpoint.step for checkpoint in checkpoints.present()] == [3, 4]
 
 
 def test_a_full_disk_keeps_the_checkpoint_before(tmp_path):
