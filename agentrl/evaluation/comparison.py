@@ -107,15 +107,19 @@ class PairedComparison:
 
 
 def evaluation_scores(episodes: Iterable[EvaluatedEpisode]) -> dict[Hashable, TaskScore]:
-    """Return the scores of an evaluation by the id and content of its tasks, without infrastructure failures."""
+    """Return the scores of an evaluation by the id and content of its tasks, without infrastructure failures.
+
+    As in its result, episodes without success have failed if others report it.
+    """
     found: dict[Hashable, list[Trajectory]] = {}
     for episode in episodes:
         if episode.is_measured:
             found.setdefault((episode.task_id, episode.task), []).append(episode.trajectory)
+    is_known = any(one.success is not None for samples in found.values() for one in samples)
     return {
         task: TaskScore(
             episodes=len(samples),
-            success=_mean([float(one.success) for one in samples if one.success is not None]),
+            success=fmean(bool(one.success) for one in samples) if is_known else None,
             reward=_mean([one.reward for one in samples if one.reward is not None]),
         )
         for task, samples in found.items()

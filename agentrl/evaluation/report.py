@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -233,8 +234,8 @@ def _overview(columns: Sequence[EvaluationResult]) -> list[list[str]]:
     if any(r.repaired_calls for r in columns):
         rows.append(["repaired tool calls", *(f"{r.repaired_calls:,}" for r in columns)])
     for k in sorted({k for r in columns for k in r.pass_at_k if k > 1}):
-        rows.append([f"pass@{k}", *(_share(r.pass_at_k.get(k)) for r in columns)])
-        rows.append([f"pass^{k}", *(_share(r.pass_hat_k.get(k)) for r in columns)])
+        rows.append([f"pass@{k}", *(_pass_cell(r, r.pass_at_k.get(k), k) for r in columns)])
+        rows.append([f"pass^{k}", *(_pass_cell(r, r.pass_hat_k.get(k), k) for r in columns)])
     return [
         *rows,
         ["turns per episode", *(f"{r.turns:.1f}" for r in columns)],
@@ -255,6 +256,14 @@ def _type_cell(result: EvaluationResult, name: str) -> str:
     if found is None:
         return "not played"
     return f"{'unknown' if found.success is None else estimate_text(found.success)}, n = {found.n_tasks}"
+
+
+def _pass_cell(result: EvaluationResult, value: float | None, k: int) -> str:
+    """Format a pass@k with the number of tasks that have k measured episodes, if others lost some to failures."""
+    samples = Counter(episode.task_id for episode in result.episodes if episode.is_measured)
+    tasks = sum(count >= k for count in samples.values())
+    share = _share(value)
+    return share if value is None or tasks == result.panel.n_tasks else f"{share} (of {tasks} tasks)"
 
 
 def _share(value: float | None) -> str:

@@ -17,6 +17,7 @@ from agentrl.evaluation.report import Report, ReportTable, panel_warnings
 from agentrl.evaluation.result import EvaluationResult, MeanInterval, estimate_text, wilson_interval
 from agentrl.observe.idle_steps import steps_without_learning
 from agentrl.observe.run_folder import RunDirectory
+from agentrl.observe.secrets import hide_in_text, hide_secrets
 from agentrl.observe.terminal import step_words
 from agentrl.observe.trajectory_index import EpisodeFilter, TrajectoryIndex
 from agentrl.trajectory import Trajectory
@@ -221,7 +222,7 @@ def _duration(seconds: float) -> str:
 
 def _settings(run: ReportedRun, *, but: Sequence[str] = ()) -> dict[str, str]:
     """Return the settings that differ from their defaults, by key; those of a warm start only if the run is one."""
-    found = {} if run.config is None else _flat(run.config.model_dump(mode="json", exclude_defaults=True))
+    found = {} if run.config is None else _flat(hide_secrets(run.config.model_dump(mode="json", exclude_defaults=True)))
     ignored = (*but, *(() if any("sft/loss" in line for line in run.lines) else ("sft.",)))
     return {key: value for key, value in found.items() if not key.startswith(ignored)}
 
@@ -256,7 +257,7 @@ def commands(runs: Sequence[ReportedRun]) -> list[str]:
     found = []
     for run in runs:
         if command := run.start.get("command"):
-            found.append(f"{run.name} was started with: {command}")
+            found.append(f"{run.name} was started with: {hide_in_text(command)}")
         again = ["agentrl", "train", str(run.folder.config_file), f"run.name={run.name}-again"]
         found.append(f"to repeat it exactly: {shlex.join(again)}")
     return found

@@ -10,6 +10,8 @@ from agentrl.config.config import SCRATCH, Config
 from agentrl.models.lora import ADAPTERS
 from agentrl.observe.file_identity import file_digest
 
+NOT_CACHED = "not in the cache"
+"""Identity of a model of the hub that is not on this machine."""
 MODEL_FILES = {".safetensors", ".bin", ".gguf", ".json", ".jinja", ".txt", ".model", ".py"}
 """Suffixes of the files of a model: weights, config, tokenizer, chat template."""
 
@@ -20,7 +22,7 @@ def weights(path: str, config: Config) -> list[str]:
         return [path, f"seed {config.run.seed}"]
     if not Path(path).is_dir():
         cached = try_to_load_from_cache(path, "config.json")
-        return [path, f"revision {Path(cached).parent.name}" if isinstance(cached, str) else "not in the cache"]
+        return [path, f"revision {Path(cached).parent.name}" if isinstance(cached, str) else NOT_CACHED]
     return model_files(path)
 
 

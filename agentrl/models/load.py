@@ -99,6 +99,7 @@ def load_model(
                 **options,
             )
     check_complete(path, report)
+    _check_tied_head(path, loaded)
     model = _prepare(path, loaded)
     return model if options else model.to(target)
 
@@ -152,6 +153,24 @@ def check_complete(path: str | Path, report: Mapping[str, Any], *, new: tuple[st
             got=f"{', '.join(wrong[:LISTED_TENSORS])}{more}",
             expected="all weights of the architecture in its config.json",
             hint="copy or download the model again; missing weights would be random",
+        )
+
+
+def _check_tied_head(path: str | Path, model: PreTrainedModel) -> None:
+    """Check that the output head is the embedding if the config says so, because servers and exports trust the config.
+
+    Newer versions of transformers load a different head from the files nevertheless.
+    """
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    if head is None or not (type(model)._tied_weights_keys and getattr(model.config, "tie_word_embeddings", False)):
+        return
+    if head.weight is not embedding.weight:
+        raise UsageError(
+            f"the config of the model {path} ties the output head to the embedding",
+            got="files with two different matrices",
+            expected="one matrix, or tie_word_embeddings: false in its config.json",
+            hint="if the head was trained separately, as by some merges of adapters, set the key to false; "
+            "otherwise remove the head from the files",
         )
 
 

@@ -61,6 +61,8 @@ class Checkpoints:
     def save(self, step: int, write: Callable[[Path], None]) -> Checkpoint:
         """Write the checkpoint of a step, then delete the oldest ones beyond `keep`.
 
+        Checkpoints of later steps, which were damaged when the run resumed from an earlier one, do not count.
+
         Args:
             step: Number of finished training steps.
             write: Writes the files into an empty folder.
@@ -84,7 +86,7 @@ class Checkpoints:
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
-        self._prune()
+        self._prune(step)
         return Checkpoint(step, final)
 
     def newest(self) -> Checkpoint | None:
@@ -116,12 +118,14 @@ class Checkpoints:
         found = (Checkpoint(step, path) for step, path in steps if step is not None)
         return sorted(found, key=lambda checkpoint: checkpoint.step)
 
-    def _prune(self) -> None:
-        for checkpoint in self.present()[: -self.keep]:
-            shutil.rmtree(checkpoint.path)
-        for path in self.folder.iterdir():
-            if _LEFTOVER.fullmatch(path.name) and _is_own_folder(path):
+    def _prune(self, step: int) -> None:
+        old = [one.path for one in self.present() if one.step <= step][: -self.keep]
+        left = [path for path in self.folder.iterdir() if _LEFTOVER.fullmatch(path.name) and _is_own_folder(path)]
+        for path in (*old, *left):
+            try:
                 shutil.rmtree(path)
+            except OSError as error:  # on a network file system, while another process has a file open
+                _log.warning("cannot remove %s: %s; the next checkpoint tries again", path, error)
 
 
 def _is_own_folder(path: Path) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from html import escape
 from pathlib import Path
+from typing import TextIO
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
@@ -50,6 +51,29 @@ class VisibleConsole(Console):
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(visible(segment.text), segment.style)
 
+    def close_file(self, file: TextIO) -> None:
+        """Close the file of `kept_streams`."""
+        file.close()
+
+
+class MessageConsole(VisibleConsole):
+    """A console that loses messages without an error if the pipe is broken, the terminal closed or the disk full."""
+
+    def close_file(self, file: TextIO) -> None:
+        """Close the file of `kept_streams`, even if its last messages are lost."""
+        with suppress(OSError):
+            file.close()
+
+    def _check_buffer(self) -> None:
+        try:
+            super()._check_buffer()
+        except OSError:
+            self.on_broken_pipe()
+
+    def on_broken_pipe(self) -> None:
+        """Drop the messages instead of ending the program, which may train."""
+        del self._buffer[:]
+
 
 class VisibleFormatter(logging.Formatter):
     """Formatter of log records that makes control characters visible."""
@@ -60,7 +84,7 @@ class VisibleFormatter(logging.Formatter):
 
 
 out = VisibleConsole(markup=False, emoji=False, highlight=False, soft_wrap=True)
-err = VisibleConsole(stderr=True, markup=False, emoji=False, highlight=False, soft_wrap=True)
+err = MessageConsole(stderr=True, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager
@@ -71,7 +95,8 @@ def kept_streams() -> Iterator[None]:
             stack.callback(setattr, console, "file", None)  # then it follows `sys` again
             with suppress(AttributeError, OSError, ValueError):  # a stream without a file descriptor
                 copy = os.fdopen(os.dup(stream.fileno()), "w", 1, stream.encoding, stream.errors)
-                console.file = stack.enter_context(copy)
+                console.file = copy
+                stack.callback(console.close_file, copy)
         yield
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.observe.traces import EpisodeTrace
-from agentrl.observe.trackers import RUN_ID, Tracker, run_identity
+from agentrl.observe.trackers import Tracker, known_identity, run_identity, store_identity
 
 PROJECT = "agentrl"
 MAX_ROWS = 200
@@ -45,7 +45,7 @@ class EpisodeTableTracker(Tracker):
 
 
 class WandbTracker(EpisodeTableTracker):
-    """A run of the Weights & Biases project ``agentrl``; needs the package wandb.
+    """A run of the Weights & Biases project ``agentrl``, or of ``WANDB_PROJECT``; needs the package wandb.
 
     Steps are a separate metric, because the service drops rows whose step is not new, such as those that a resumed run
     repeats.
@@ -60,7 +60,7 @@ class WandbTracker(EpisodeTableTracker):
         self._exit_code = 0
         self._table = wandb.Table
         self._run = wandb.init(
-            project=PROJECT,
+            project=os.environ.get("WANDB_PROJECT") or PROJECT,
             id=run_identity(folder),
             name=name,
             dir=str(folder),
@@ -87,7 +87,7 @@ class WandbTracker(EpisodeTableTracker):
 
 
 class MLflowTracker(EpisodeTableTracker):
-    """A run of the MLflow experiment ``agentrl``; needs the package mlflow.
+    """A run of the MLflow experiment ``agentrl``, or of ``MLFLOW_EXPERIMENT_NAME``; needs the package mlflow.
 
     ``MLFLOW_TRACKING_URI`` names a server; by default, it is the file ``logs/mlflow/mlflow.db`` of the run's folder.
     """
@@ -102,7 +102,7 @@ class MLflowTracker(EpisodeTableTracker):
         self._metric, self._status = Metric, "FINISHED"
         local = f"sqlite:///{folder.resolve()}/mlflow.db"
         self._client = MlflowClient(tracking_uri=os.environ.get("MLFLOW_TRACKING_URI") or local)
-        self._run = self._find_run(folder / "run_id", name)
+        self._run = self._find_run(folder, name)
         self._client.update_run(self._run, status="RUNNING")
         known = self._client.get_run(self._run).data.params  # which cannot be changed
         settings = {_mlflow_name(key): str(value)[:500] for key, value in flat(config).items()}
@@ -110,28 +110,27 @@ class MLflowTracker(EpisodeTableTracker):
         for some in _parts(params, 100):
             self._client.log_batch(self._run, params=some)
 
-    def _find_run(self, identity: Path, name: str) -> str:
+    def _find_run(self, folder: Path, name: str) -> str:
         """Return the id of the run that this one resumes, if the server has it; otherwise that of a new run."""
         from mlflow.exceptions import MlflowException
 
-        if identity.is_file():
+        if (identity := known_identity(folder)) is not None:
             try:
-                return str(self._client.get_run(identity.read_text()).info.run_id)
+                return str(self._client.get_run(identity).info.run_id)
             except MlflowException as error:  # with another server than before
                 if error.error_code != "RESOURCE_DOES_NOT_EXIST":
                     raise
-        artifacts = None if "MLFLOW_TRACKING_URI" in os.environ else (identity.parent / "artifacts").resolve().as_uri()
-        found = self._client.get_experiment_by_name(PROJECT)
+        artifacts = None if "MLFLOW_TRACKING_URI" in os.environ else (folder / "artifacts").resolve().as_uri()
+        experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME") or PROJECT
+        found = self._client.get_experiment_by_name(experiment)
         if found is None:
             try:
-                self._client.create_experiment(PROJECT, artifacts)
+                self._client.create_experiment(experiment, artifacts)
             except MlflowException as error:  # another run, started at the same moment, has created it
                 if error.error_code != "RESOURCE_ALREADY_EXISTS":
                     raise
-            found = self._client.get_experiment_by_name(PROJECT)
-        made: str = self._client.create_run(found.experiment_id, run_name=name).info.run_id
-        identity.write_text(made)
-        return made
+            found = self._client.get_experiment_by_name(experiment)
+        return store_identity(folder, self._client.create_run(found.experiment_id, run_name=name).info.run_id)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write all metrics of a step, and its table as an artifact."""
@@ -153,7 +152,7 @@ class MLflowTracker(EpisodeTableTracker):
 
 
 class SwanLabTracker(EpisodeTableTracker):
-    """A run of the SwanLab project ``agentrl``; needs the package swanlab.
+    """A run of the SwanLab project ``agentrl``, or of ``SWANLAB_PROJ_NAME``; needs the package swanlab.
 
     ``SWANLAB_MODE`` is ``offline`` by default: files in ``logs/swanlab``, which ``swanlab sync`` uploads.
     """
@@ -167,7 +166,7 @@ class SwanLabTracker(EpisodeTableTracker):
         self._end: dict[str, Any] = {}
         self._table = swanlab.echarts.Table
         self._run = swanlab.init(
-            project=PROJECT,
+            project=os.environ.get("SWANLAB_PROJ_NAME") or PROJECT,
             name=name,
             id=run_identity(folder)[:21],
             resume="allow",
@@ -207,7 +206,7 @@ class TrackioTracker(EpisodeTableTracker):
 
         super().__init__(folder, name, config)
         self._table = trackio.Table
-        is_resumed = (folder / RUN_ID).is_file()
+        is_resumed = known_identity(folder) is not None
         run_identity(folder)
         self._run = trackio.init(
             project=PROJECT,

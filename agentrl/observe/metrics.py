@@ -74,7 +74,7 @@ def trajectory_metrics(
     return {
         "episodes": len(trajectories),
         **_spread("reward", [t.reward for t in trained if t.reward is not None]),
-        **mean_metric("success/mean", [float(t.success) for t in trained if t.success is not None]),
+        **mean_metric("success/mean", successes(trained)),
         **_identical(trained),
         **_outcomes(trajectories),
         **_spread("turns", [float(len(t.turns)) for t in trained]),
@@ -85,6 +85,16 @@ def trajectory_metrics(
         **_roles(trained),
         **_seconds(trajectories),
     }
+
+
+def successes(trajectories: Iterable[Trajectory]) -> list[float]:
+    """Return 1 for each solved episode and 0 for others, without those of environments that never report success.
+
+    An episode that a limit ended has none in many environments; it has failed if others of its environment report it.
+    """
+    episodes = list(trajectories)
+    reporting = {one.environment for one in episodes if one.success is not None}
+    return [float(one.success or False) for one in episodes if one.environment in reporting]
 
 
 def _spread(name: str, values: Sequence[float]) -> dict[str, float]:

@@ -17,6 +17,8 @@ from typing import Any, ClassVar
 from agentrl.errors import ConfigError, UsageError, described_error
 from agentrl.errors.deadlines import CLOSING_S
 from agentrl.errors.foreign import DaemonThreads
+from agentrl.observe.files import replace_file
+from agentrl.observe.secrets import hide_secrets
 from agentrl.observe.traces import EpisodeTrace
 from agentrl.registry import Kind, lookup, names
 
@@ -93,10 +95,19 @@ class TensorBoardTracker(Tracker):
 def run_identity(folder: Path) -> str:
     """Return the identity of a run in a tracker's service: a resumed run continues the same history."""
     folder.mkdir(parents=True, exist_ok=True)
+    return known_identity(folder) or store_identity(folder, uuid.uuid4().hex)
+
+
+def known_identity(folder: Path) -> str | None:
+    """Return the identity of a run that has used a tracker's folder before; ``None`` if there is none."""
     identity = folder / RUN_ID
-    if not identity.is_file():
-        identity.write_text(uuid.uuid4().hex)
-    return identity.read_text()
+    return (identity.read_text().strip() or None) if identity.is_file() else None
+
+
+def store_identity(folder: Path, identity: str) -> str:
+    """Store and return the identity of a run in a tracker's service."""
+    replace_file(folder / RUN_ID, identity.encode())
+    return identity
 
 
 def check_trackers(chosen: Sequence[str]) -> None:
@@ -209,7 +220,7 @@ class Trackers:
         chosen: Registry names.
         folder: The run's ``logs``; each tracker gets its own folder in it.
         name: The run's name.
-        config: The resolved config as plain data.
+        config: The resolved config as plain data; trackers get it without secrets.
 
     Raises:
         UnknownNameError: no tracker has this name.
@@ -218,6 +229,7 @@ class Trackers:
 
     def __init__(self, chosen: Sequence[str], *, folder: Path, name: str, config: Mapping[str, Any]) -> None:
         check_trackers(chosen)
+        config = hide_secrets(config)
         self._threads: dict[str, _TrackerThread] = {}
         for kind in chosen:
             make = lookup(Kind.TRACKER, kind)

@@ -20,6 +20,7 @@ from agentrl.observe.metrics import (
     MARGIN_SUFFIX,
     TIMING_PREFIX,
     mean_metric,
+    successes,
 )
 from agentrl.rollout.groups import EXPERT, GREEDY, Group
 from agentrl.trajectory import Trajectory
@@ -54,7 +55,7 @@ def extra_rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
 
 def _scores(name: str, trajectories: Sequence[Trajectory]) -> dict[str, float]:
     return {
-        **mean_metric(f"{name}/success", [float(t.success) for t in trajectories if t.success is not None]),
+        **mean_metric(f"{name}/success", successes(trajectories)),
         **mean_metric(f"{name}/reward", [t.reward for t in trajectories if t.reward is not None]),
     }
 

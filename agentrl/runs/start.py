@@ -18,13 +18,14 @@ from agentrl.builders.tools import check_tools
 from agentrl.config.config import SCRATCH, Config
 from agentrl.config.derived import per_environment_configs
 from agentrl.config.load import dump_config, load_config
-from agentrl.config.resume_rules import LEARNING_RULES, Change, changes, check_same_run
+from agentrl.config.resume_rules import LEARNING_RULES, RULES, Change, ResumeRule, changes, check_same_run
 from agentrl.config.step_settings import environment_stages
 from agentrl.env.lookup import resolve_environment
 from agentrl.errors import ConfigError, UsageError
 from agentrl.evaluation.diagnosis.finding import Finding, finding_lines, top
 from agentrl.evaluation.diagnosis.watch import read_findings
 from agentrl.evaluation.periodic import check_panels
+from agentrl.models.identity import NOT_CACHED, weights
 from agentrl.observe.checkpoints import Checkpoints
 from agentrl.observe.console import html_table
 from agentrl.observe.metrics import read_metrics
@@ -38,12 +39,14 @@ from agentrl.rollout.environment_probe import check_environments
 from agentrl.rollout.loop_choice import check_rendering, select_default_loop
 from agentrl.rollout.task_source import task_source
 from agentrl.runs.prometheus import check_prometheus
-from agentrl.runs.start_record import write_start_record
+from agentrl.runs.start_record import read_start_record, write_start_record
 from agentrl.serving.launch.placement import check_machine
 from agentrl.training.chat_file import ENVIRONMENT
 
 _log = logging.getLogger(__name__)
 
+_TEXTS = (".json", ".jinja", ".txt")
+"""Suffixes of files of a model that are not weights."""
 MIXED = "mixed"
 """Environment part of the generated name of a run with several environments."""
 
@@ -114,7 +117,7 @@ def start_run(config: Config, *, kind: str, check: StartCheck | None = check_rol
     folder = RunDirectory.create(Path(config.run.directory), config.run.name, prefix=f"{name}-{kind}")
     try:
         folder.save_config(dump_config(resolved))
-        write_start_record(folder)
+        write_start_record(folder, base=_base_weights(resolved))
     except UsageError:
         folder.undo_start()
         raise
@@ -159,26 +162,33 @@ def resume_run(path: str | Path, overrides: Sequence[str] = ()) -> Run:
         UsageError: the folder contains no run.
         ConfigError: an override is invalid or not allowed on resume, or the run has no step left.
     """
-    folder = _open_run(path, "train")
-    config = load_config(folder.config_file, overrides)
-    found = changes(load_config(folder.config_file), config)
-    check_same_run(found)
-    _check_steps_left(folder, config, found)
-    check_training(config)
-    check_machine(config)
-    check_observers(config)
-    check_panels(config)
-    check_curriculum(config)
-    return Run(folder, config, found)
+    run = _reopen(path, overrides, "train", RULES)
+    _check_steps_left(run)
+    check_training(run.config)
+    check_machine(run.config)
+    check_panels(run.config)
+    check_curriculum(run.config)
+    return run
 
 
 def resume_learning(path: str | Path, overrides: Sequence[str] = (), *, command: str) -> Run:
     """Open an existing run of the `command` ``sft``, ``dpo`` or ``reward-model`` to resume it, like `resume_run`."""
+    return _reopen(path, overrides, command, LEARNING_RULES)
+
+
+def _reopen(path: str | Path, overrides: Sequence[str], command: str, rules: Mapping[str, ResumeRule]) -> Run:
+    """Open a run with changes of its config that the rules allow, and check what every kind of run needs."""
     folder = _open_run(path, command)
     config = load_config(folder.config_file, overrides)
-    found = changes(load_config(folder.config_file), config, LEARNING_RULES)
+    found = changes(load_config(folder.config_file), config, rules)
     check_same_run(found)
     check_observers(config)
+    if (base := _base_weights(config)) and base != read_start_record(folder).get("base", base):
+        _log.warning(
+            "the files of %s have changed since the run was started, whose adapters belong to the earlier weights: "
+            "restore them, unless only their times of modification differ",
+            config.model.path,
+        )
     return Run(folder, config, found)
 
 
@@ -199,13 +209,21 @@ def _open_run(path: str | Path, command: str) -> RunDirectory:
     )
 
 
-def _check_steps_left(folder: RunDirectory, config: Config, found: Sequence[Change]) -> None:
+def _base_weights(config: Config) -> list[str]:
+    """Return the identity of the weights below the adapters of a run; empty for other runs."""
+    if config.model.lora is None or config.model.path == SCRATCH:
+        return []
+    found = weights(config.model.path, config)
+    return [] if NOT_CACHED in found else [line for line in found if not line.partition(" ")[0].endswith(_TEXTS)]
+
+
+def _check_steps_left(run: Run) -> None:
     """Raise `ConfigError` if the config changes and no step is left."""
-    newest = Checkpoints(folder.checkpoints, keep=1).newest() if found else None
-    if newest is not None and newest.step >= config.trainer.steps:
+    newest = Checkpoints(run.folder.checkpoints, keep=1).newest() if run.changes else None
+    if newest is not None and newest.step >= run.config.trainer.steps:
         raise ConfigError(
             "the change has no effect: the run has no steps left",
-            got=f"{', '.join(map(str, found))}; {newest.step} steps are done",
+            got=f"{', '.join(map(str, run.changes))}; {newest.step} steps are done",
             expected=f"trainer.steps above {newest.step}",
             hint=f"add trainer.steps={2 * newest.step}",
         )

@@ -8,7 +8,7 @@ import platform
 import shlex
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,10 @@ START_FILE = "start.json"
 _GIB = 2**30
 
 
-def write_start_record(run: RunDirectory) -> None:
+def write_start_record(run: RunDirectory, *, base: Sequence[str] = ()) -> None:
     """Write the command, the working folder, the machine and the versions of a run that starts.
+
+    `base` identifies the weights below a run's adapters.
 
     Raises:
         UsageError: the disk is full.
@@ -34,6 +36,7 @@ def write_start_record(run: RunDirectory) -> None:
         "command": shlex.join([Path(sys.argv[0]).name or "python", *sys.argv[1:]]),
         "folder": _working_folder(run),
         "time": time.time(),
+        "base": list(base),
         "machine": {
             "processor": _processor(),
             "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,

@@ -81,6 +81,8 @@ AFTER_TWO_REQUESTS = {
 """The same after two requests, through the Python interface; a command exits after `FORCED_EXIT_S`."""
 _IS_LINUX = sys.platform == "linux"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_HANDLED = _SIGNALS if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (*_SIGNALS, signal.SIGHUP)
+"""All handled signals; ``nohup`` ignores SIGHUP. A terminal that closes may send it twice: it is one request."""
 RESET_HANDLER = -(1 << 31)
 """SA_RESETHAND of Linux, as a C int."""
 _INTERRUPTION = signal.SIGURG
@@ -142,7 +144,7 @@ _masks = threading.local()
 
 def _block_signals() -> None:
     """Block signals during a fork, so that the child does not receive one while it has the run's handlers."""
-    _masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    _masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
 
 
 def _unblock_signals() -> None:
@@ -225,7 +227,7 @@ class StopRequest:
         """Detach a forked child from the run."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        for number in (signal.SIGTERM, _INTERRUPTION):
+        for number in (*_HANDLED[1:], _INTERRUPTION):
             signal.signal(number, signal.SIG_DFL)
         if self._loop is not None and threading.get_ident() == self._thread:
             self._loop.call_soon(end_forked_copy, 0)
@@ -237,7 +239,7 @@ class StopRequest:
 
     @contextmanager
     def counts_signals(self) -> Iterator[None]:
-        """Count the first Ctrl-C or SIGTERM in this block as a request; the next one has its usual effect at once.
+        """Count the first signal in this block as a request; the next Ctrl-C or SIGTERM has its usual effect at once.
 
         For work without an event loop, which calls `raise_if_made` from time to time. In other threads than the main
         one, signals keep their effect.
@@ -245,16 +247,19 @@ class StopRequest:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        usual = {number: signal.getsignal(number) for number in _SIGNALS}
+        usual = {number: signal.getsignal(number) for number in _HANDLED}
 
         def count(number: int, frame: FrameType | None) -> None:
+            if number == signal.SIGHUP:
+                self.count = max(self.count, 1)
+                return
             self.count += 1
             for each, handler in usual.items():
                 signal.signal(each, handler)
             if self.count > 1:
                 signal.raise_signal(number)
 
-        for number in _SIGNALS:
+        for number in _HANDLED:
             signal.signal(number, count)
         try:
             yield
@@ -278,7 +283,7 @@ class StopRequest:
         self._over, self._watches = threading.Event(), queue.SimpleQueue()
         threading.Thread(target=self._watch, args=(self._over,), name="agentrl-stop", daemon=True).start()
         is_main = threading.current_thread() is threading.main_thread()
-        handlers = {_INTERRUPTION: self._on_interruption, **dict.fromkeys(_SIGNALS, self._on_signal)} if is_main else {}
+        handlers = {_INTERRUPTION: self._on_interruption, **dict.fromkeys(_HANDLED, self._on_signal)} if is_main else {}
         before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
         wakeup = self._receive_signals() if is_main else None
         if is_main:
@@ -323,6 +328,8 @@ class StopRequest:
                     self._handler.set()
                 received += number[0] in _SIGNALS
                 self._over.wait(AGAIN_S)
+                if number[0] == signal.SIGHUP and not self.count:
+                    self()
                 while self._counted < received:
                     self._counted += 1
                     self._counted_early += 1
@@ -333,6 +340,10 @@ class StopRequest:
         self._watches.put(True)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGHUP:
+            if not self.count:
+                self()
+            return
         if self._counted_early:
             self._counted_early -= 1
             return

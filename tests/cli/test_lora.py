@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from agentrl.cli import main
+from agentrl.runs.start import resume_run
 
 Cli = Callable[..., Any]
 START = ("--env", "guess_number", "model.lora={rank: 4}", "algorithm.kl_coef=0.1", "trainer.learning_rate=1e-2",
@@ -31,6 +33,24 @@ def base(tmp_path_factory: pytest.TempPathFactory, small: tuple[str, ...]) -> Pa
               "trainer.steps=1", "trainer.learning_rate=0"])  # fmt: skip
     assert not end.value.code
     return (runs / "latest").resolve()
+
+
+def test_a_resumed_run_warns_of_another_base(
+    agentrl: Cli, base: Path, workplace: Path, small: tuple[str, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    model = workplace / "base"
+    shutil.copytree(next((base / "checkpoints").glob("step-*")) / "model", model)
+    scratch = tuple(word for word in small if not word.startswith("model.scratch"))
+    ended = agentrl("train", *START, "--model", str(model), *scratch, "trainer.steps=1")
+    assert ended.code == 0, ended.err
+    (model / "tokenizer_config.json").touch()
+    run = (workplace / "runs" / "latest").resolve()
+    resume_run(run, ["trainer.steps=2"])
+    assert "have changed" not in caplog.text
+    path = model / "model.safetensors"
+    save_file({name: tensor + 0.5 for name, tensor in load_file(path).items()}, path, {"format": "pt"})
+    resume_run(run, ["trainer.steps=2"])
+    assert f"the files of {model} have changed since the run was started" in caplog.text
 
 
 @pytest.mark.slow

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from agentrl.message.data_file import read_rows
 from agentrl.training.chat_file import read_chats
 
@@ -125,6 +127,25 @@ def test_settings_of_a_warm_start_are_listed_only_for_one(agentrl: Cli, trained_
     (workplace / "mine" / "metrics.jsonl").write_text('{"step": 1, "sft/loss": 1.0}\n')
     assert agentrl("report", "mine").code == 0
     assert "| sft.stop_at | 0.45 |" in (workplace / "mine" / "report.md").read_text()
+
+
+def test_cards_and_reports_do_not_show_secrets(agentrl: Cli, trained_run: Path, workplace: Path) -> None:
+    run = workplace / "runs" / "secretive"
+    shutil.copytree(trained_run, run)
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    config["environment"]["options"] = {"api_key": "in-the-config", "stop_token": "<end>"}
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    start = json.loads((run / "start.json").read_text())
+    start["command"] = "agentrl train my.yaml 'environment.options={api_key: in-the-command, stop_token: <end>}'"
+    (run / "start.json").write_text(json.dumps(start))
+    assert agentrl("export", str(run), "my-model").code == 0
+    assert agentrl("report", str(run), "--output", "my-report").code == 0
+    texts = [workplace / "my-model" / "README.md", *(workplace / "my-report").glob("report.*")]
+    for text in (path.read_text() for path in texts):
+        assert "in-the-" not in text
+        assert "stop_token" in text
+        assert "(hidden)" in text
+    assert "in-the-config" in (run / "config.yaml").read_text(), "the run can be resumed"
 
 
 def test_an_exported_model_has_a_card(agentrl: Cli, trained_run: Path, workplace: Path) -> None:

@@ -87,6 +87,16 @@ def test_samples_of_a_task_are_averaged_and_failures_do_not_count():
     assert compare_evaluations(first, second).test.difference == pytest.approx(0.5)
 
 
+def test_episodes_without_success_have_failed_if_others_report_it():
+    """Many environments report it only at their own end, so not in episodes that a limit ends."""
+    first = [episode("a", True), episode("b", None), episode("c", None)]
+    second = [episode("a", True), episode("b", True), episode("c", None)]
+    found = compare_evaluations(first, second)
+    assert found.test.difference == pytest.approx(1 / 3)
+    assert (found.count(Verdict.WON), found.tasks["b", ""].first.success) == (1, 0.0)
+    assert compare_evaluations([episode("a", None)], [episode("a", None)]).test is None
+
+
 def test_tasks_of_one_id_with_different_content_are_different_tasks():
     assert compare_evaluations([episode("a", True)], [episode("b", True)]).test is None
     assert compare_evaluations([episode("a", None)], [episode("a", True)]).test is None

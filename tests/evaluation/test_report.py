@@ -148,6 +148,16 @@ def test_any_and_all_of_the_samples_are_different_rows() -> None:
     assert ("pass@1" in text, "pass^1" in text) == (False, False), "both are the success"
 
 
+def test_a_pass_at_k_names_its_tasks_if_failures_left_some_out() -> None:
+    whole = result(True, False, samples=2)
+    failed = dataclasses.replace(whole.episodes[3], trajectory=trajectory("1", success=False))
+    failed.trajectory.outcome = Outcome.ENGINE_ERROR
+    part = summarize(whole.panel, [*whole.episodes[:3], failed], seconds=1.0)
+    text = markdown(Report(title="Demo", results={"whole": whole, "part": part}))
+    assert "| pass@2 | 50.0 % | 100.0 % (of 1 tasks) |" in text
+    assert "| pass^2 | 50.0 % | 100.0 % (of 1 tasks) |" in text
+
+
 def test_another_panel_is_named_and_the_policy_is_not_part_of_it(tmp_path: Path) -> None:
     base, same, more = result(True, False), result(False, False), result(True, False, True)
     assert base.panel_hash == same.panel_hash == base.to_json()["panel_hash"]

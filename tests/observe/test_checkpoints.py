@@ -1,3 +1,4 @@
+import errno
 import logging
 import shutil
 import subprocess
@@ -78,6 +79,34 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_message(checkpoints, caplog,
     damage(checkpoints.folder / "step-000001")
     with pytest.raises(UsageError, match=r"all checkpoints in .* are damaged"):
         checkpoints.newest()
+
+
+def test_damaged_checkpoints_of_later_steps_replace_no_intact_one(checkpoints):
+    for step in (10, 20, 30, 40):
+        checkpoints.save(step, writer(str(step)))
+    for damaged in (30, 40):
+        (checkpoints.folder / f"step-{damaged:06d}" / "state").unlink()
+    checkpoints.save(11, writer("11"))
+    assert checkpoints.newest().step == 11
+    checkpoints.save(30, writer("30"))
+    assert [checkpoint.step for checkpoint in checkpoints.present()] == [11, 30, 40]
+    assert checkpoints.newest().step == 30
+
+
+def test_an_old_checkpoint_that_cannot_be_removed_is_removed_later(checkpoints, caplog, monkeypatch):
+    def fail(path):
+        raise OSError(errno.ENOTEMPTY, "Directory not empty", str(path))  # as of NFS while a file is open elsewhere
+
+    checkpoints.save(1, writer("1"))
+    checkpoints.save(2, writer("2"))
+    with monkeypatch.context() as patched, caplog.at_level(logging.WARNING):
+        patched.setattr(shutil, "rmtree", lambda path, **ways: None if ways else fail(path))
+        checkpoints.save(3, writer("3"))
+    assert "cannot remove" in caplog.text
+    assert "step-000001" in caplog.text
+    assert checkpoints.newest().step == 3
+    checkpoints.save(4, writer("4"))
+    assert [checkpoint.step for checkpoint in checkpoints.present()] == [3, 4]
 
 
 def test_a_full_disk_keeps_the_checkpoint_before(tmp_path):

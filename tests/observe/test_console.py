@@ -4,6 +4,7 @@ import io
 import logging
 import os
 import sys
+from contextlib import suppress
 
 import pytest
 from hypothesis import given
@@ -34,6 +35,24 @@ def test_results_are_printed_after_the_users_code_closed_or_replaced_standard_ou
             console.out.print("the result")
             note("the note")
     assert capfd.readouterr() == ("the result\n", "the note\n")
+
+
+@pytest.mark.parametrize("lost", ["pipe", "terminal", "disk"])
+def test_messages_may_be_lost_without_ending_the_program(monkeypatch, lost):
+    reader, writer = os.openpty() if lost == "terminal" else os.pipe()
+    os.close(reader)
+    if lost == "disk":
+        os.close(writer)
+        writer = os.open("/dev/full", os.O_WRONLY)
+    with suppress(OSError), os.fdopen(writer, "w") as standard_error:
+        monkeypatch.setattr(sys, "stderr", standard_error)
+        with console.kept_streams():
+            note("a note")
+            with Live(Text("a panel"), console=console.err):
+                note("another note")
+        note("a note to the stream itself")
+        written = True
+    assert written
 
 
 def printed(thing, **options):

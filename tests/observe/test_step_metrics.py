@@ -42,6 +42,16 @@ def test_numbers_of_a_step_by_hand():
     assert numbers["time/share/engine"] == 0.75
 
 
+def test_an_episode_without_success_has_failed_if_others_of_its_environment_report_it():
+    cut = trajectory(0.0, outcome=Outcome.TRUNCATED_TURNS)
+    unknown = trajectory(0.5)
+    unknown.environment = "prompts"
+    assert (
+        trajectory_metrics([trajectory(1.0, success=True), cut, cut, cut, unknown], version=0)["success/mean"] == 0.25
+    )
+    assert "success/mean" not in trajectory_metrics([cut, unknown], version=0)
+
+
 def test_seconds_are_those_of_all_episodes_and_the_rest_of_the_trained_ones():
     failed = trajectory(None, outcome=Outcome.ENGINE_ERROR, turns=4)
     for turn in failed.turns:

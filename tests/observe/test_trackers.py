@@ -76,6 +76,42 @@ def registered():
         unregister(Kind.TRACKER, name)
 
 
+class Remembering(Tracker):
+    def __init__(self, folder, name, config):
+        type(self).config = config
+
+    def log(self, step, metrics):
+        pass
+
+    def close(self):
+        pass
+
+
+def test_trackers_get_no_secrets(registered, tmp_path):
+    register(Kind.TRACKER, "remembering", Remembering)
+    arguments = ["--api-key", "abc", "--hf-token=abc", "--port", "80"]
+    given = {
+        "engine": {"url": "https://me:abc@host/v1", "arguments": arguments, "api_key_variable": "MY_KEY"},
+        "environment": {"options": {"password": "abc", "headers": {"Authorization": "Bearer abc"}, "stop_token": "x"}},
+        "agent": {"options": {"command": f"run --token abc --model sk-{'abc' * 8} --max_tokens 5"}, "max_tokens": 5},
+    }
+    try:
+        Trackers(["remembering"], folder=tmp_path, name="run", config=given).close()
+    finally:
+        unregister(Kind.TRACKER, "remembering")
+    config = Remembering.config
+    assert "abc" not in repr(config)
+    assert config["engine"]["arguments"] == ["--api-key", "(hidden)", "--hf-token=(hidden)", "--port", "80"]
+    assert config["engine"]["api_key_variable"] == "MY_KEY"
+    assert config["environment"]["options"]["stop_token"] == "x"
+    assert config["agent"] == {
+        "options": {"command": "run --token (hidden) --model (hidden) --max_tokens 5"},
+        "max_tokens": 5,
+    }
+    assert given["engine"]["arguments"] is arguments, "the run's own config is unchanged"
+    assert "abc" in arguments
+
+
 @pytest.mark.parametrize(("kind", "error"), [("broken", "RuntimeError: service is down"), ("exiting", "SystemExit: 3")])
 def test_a_failing_tracker_is_reported_once_and_the_run_continues(tmp_path, caplog, registered, kind, error):
     said = []

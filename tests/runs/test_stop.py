@@ -55,6 +55,20 @@ async def test_ctrl_c_counts_although_an_interruption_is_pending(is_foreign: boo
     assert signal.getsignal(signal.SIGURG) == before
 
 
+@pytest.mark.skipif(signal.getsignal(signal.SIGHUP) is signal.SIG_IGN, reason="started with nohup")
+@pytest.mark.parametrize("has_loop", [True, False])
+async def test_a_closed_terminal_is_one_request_even_if_it_sends_its_signal_twice(has_loop: bool) -> None:
+    request, before = StopRequest(), signal.getsignal(signal.SIGHUP)
+    work = asyncio.create_task(asyncio.Event().wait())
+    bound = request.bound(asyncio.get_running_loop(), work) if has_loop else request.counts_signals()
+    with bound, request.stops(lambda: None):
+        signal.raise_signal(signal.SIGHUP)
+        signal.raise_signal(signal.SIGHUP)
+        assert request.count == 1
+    assert signal.getsignal(signal.SIGHUP) == before
+    work.cancel()
+
+
 def test_one_request_ends_a_run_within_20_seconds_and_two_within_5() -> None:
     assert sum(AFTER_ONE_REQUEST.values()) <= 20
     assert LAST_WRITE_S in AFTER_ONE_REQUEST.values()  # the event loop waits for the thread that writes journals

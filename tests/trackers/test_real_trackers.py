@@ -217,6 +217,44 @@ def test_wandb_takes_odd_names_values_and_settings(log_oddities):
     assert {row[0] for table in tables for row in table["data"]} == {f"step{step}/0.0" for step in range(1, 5)}
 
 
+CUT_SHORT = """
+import sys
+from pathlib import Path
+from agentrl.observe.experiment_trackers import MLflowTracker, SwanLabTracker, WandbTracker
+
+for kind in (MLflowTracker, WandbTracker, SwanLabTracker):
+    folder = Path(sys.argv[1]) / kind.package
+    folder.mkdir()
+    (folder / "run_id").touch()
+    kind(folder, "mine", {}).close()
+"""
+
+
+def test_an_identity_that_a_full_disk_cut_short_is_replaced(read_with, tmp_path):
+    read_with(CUT_SHORT, tmp_path, variables={"WANDB_MODE": "offline"})
+    assert [len(path.read_text()) for path in tmp_path.glob("*/run_id")] == [32, 32, 32]
+
+
+PROJECTS = """
+import json, os, sys
+from pathlib import Path
+from agentrl.observe.experiment_trackers import MLflowTracker, WandbTracker
+
+folder = Path(sys.argv[1])
+MLflowTracker(folder / "mlflow", "mine", {}).close()
+WandbTracker(folder / "wandb", "mine", {}).close()
+"""
+
+
+def test_runs_go_to_the_projects_that_the_services_variables_name(read_with, tmp_path):
+    names = {"MLFLOW_EXPERIMENT_NAME": "mine", "WANDB_PROJECT": "my-project", "WANDB_MODE": "offline"}
+    read_with(PROJECTS, tmp_path, variables=names)
+    found = read_with(MLFLOW_ODDITIES.replace('"agentrl"', '"mine"'), tmp_path / "mlflow")
+    assert json.loads(found)["status"] == "FINISHED"
+    (data,) = (path.read_bytes() for path in tmp_path.rglob("*.wandb"))
+    assert b"my-project" in data
+
+
 class Collector(BaseHTTPRequestHandler):
     """Receiver of OTLP requests."""
 

@@ -96,6 +96,26 @@ def test_weights_that_the_files_lack_are_never_random(model, tmp_path, change, w
     assert capfd.readouterr().err == ""
 
 
+@pytest.mark.parametrize("is_copy", [True, False])
+def test_a_head_that_the_config_ties_to_another_embedding(tmp_path, is_copy):
+    tied = tiny_model("qwen2", tied=True)
+    tied.save_pretrained(tmp_path)
+    path = tmp_path / "model.safetensors"
+    weights = load_file(path)
+    embedding = weights["model.embed_tokens.weight"]
+    save_file({**weights, "lm_head.weight": embedding.clone() if is_copy else embedding + 1}, path, {"format": "pt"})
+    if is_copy:
+        loaded = load_model(tmp_path, dtype="float32")
+        assert loaded.lm_head.weight is loaded.model.embed_tokens.weight
+        return
+    with pytest.raises(UsageError, match=r"two different matrices.*tie_word_embeddings: false"):
+        load_model(tmp_path, dtype="float32")
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
+    head = load_model(tmp_path, dtype="float32", device="cpu").lm_head.weight
+    assert torch.equal(head, embedding + 1)
+
+
 @pytest.mark.parametrize("left", [0, 7, 1000])
 def test_a_file_of_weights_that_is_cut_short(model, tmp_path, left):
     model.save_pretrained(tmp_path)

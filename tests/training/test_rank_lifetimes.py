@@ -9,7 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from agentrl.training.distributed.group import leave
+from agentrl.errors import UsageError
+from agentrl.training.distributed.group import join, leave
 from agentrl.training.distributed.launch import START, RankProcesses
 
 PARENT = """
@@ -72,6 +73,12 @@ def test_a_stopped_rank_is_named(tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_network_interface_that_this_machine_lacks_is_named(monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo,no-such-interface")
+    with pytest.raises(UsageError, match=r"GLOO_SOCKET_IFNAME .* got no-such-interface, expected .*\blo\b"):
+        join(None, rank=0, count=1)
+
+
 def test_ranks_share_the_cores_of_the_trainer(tmp_path, monkeypatch):
     monkeypatch.setattr("agentrl.training.distributed.launch.PROGRAM", "slow_rank")
     (tmp_path / "slow_rank.py").write_text(SLOW_RANK)

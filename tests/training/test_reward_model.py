@@ -107,7 +107,7 @@ def without_labels(config):
 
 def test_a_config_that_does_not_name_its_labels_has_one(model, tmp_path):
     # OpenRLHF#1039: transformers takes two for granted, and OpenRLHF's models have one
-    model.save(tmp_path)
+    model.source.save(tmp_path, model.tokenizer)
     again = RewardModel(rewritten(tmp_path, without_labels), dtype="float32", device="cpu")
     assert again.score("up") == pytest.approx(model.score("up"), abs=1e-6)
 
@@ -126,7 +126,7 @@ def test_an_output_that_cannot_be_read_is_refused(model, tmp_path, output, messa
         new = tensors | {f"score.{name}": tensor for name, tensor in output.items()}
         return {name: tensor for name, tensor in new.items() if tensor is not None}
 
-    model.save(tmp_path)
+    model.source.save(tmp_path, model.tokenizer)
     with pytest.raises(UsageError, match=message):
         RewardModel(rewritten(tmp_path, without_labels, changed), dtype="float32", device="cpu")
 

@@ -160,7 +160,7 @@ def _measure(subject: Subject, played: Sequence[PlayedEpisode]) -> CheckFinding:
     steps = statistics.fmean(len(episode.results) for episode in played)
     total = math.fsum(episode.total / len(played) for episode in played)
     figures = {"episodes": float(len(played)), "mean_return": total, "mean_steps": steps}
-    if None in verdicts:
+    if all(verdict is None for verdict in verdicts):
         return CheckFinding(f"mean return {total:g}, {steps:.1f} steps; success unknown", figures)
     solved = sum(map(bool, verdicts))
     detail = f"{solved} of {len(played)} solved; {steps:.1f} steps on average"

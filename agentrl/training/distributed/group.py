@@ -18,13 +18,15 @@ from torch import distributed
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from agentrl.errors import AgentRLError, ConfigError, TrainingError
+from agentrl.errors import AgentRLError, ConfigError, TrainingError, UsageError
 from agentrl.training.distributed.context_parallel import ContextGroup
 
 T = TypeVar("T")
 
 COLLECTIVE_TIMEOUT_S = 600.0
 """Timeout of collectives in seconds; all ranks do equal work, so none should lag behind for long."""
+_INTERFACES = "GLOO_SOCKET_IFNAME"
+"""Environment variable with the network interfaces that gloo uses, separated by commas."""
 PATIENCE = timedelta(days=365)
 """Timeout of waiting for the next call. It is long, because rollouts are, and a dead rank 0 is noticed anyway."""
 
@@ -240,7 +242,20 @@ class Ranks:
 def join(
     store: TCPStore | None, *, rank: int, count: int, explain: Callable[[], TrainingError | None] = lambda: None
 ) -> Ranks:
-    """Join the process group of all ranks through `store`, or through the launcher's (torchrun); see `leave`."""
+    """Join the process group of all ranks through `store`, or through the launcher's (torchrun); see `leave`.
+
+    Raises:
+        UsageError: ``GLOO_SOCKET_IFNAME`` names a network interface that this machine does not have.
+    """
+    interfaces = [name for _, name in socket.if_nameindex()]
+    for name in os.environ.get(_INTERFACES, "").split(","):
+        if name and name not in interfaces:
+            raise UsageError(
+                f"{_INTERFACES} names a network interface that this machine does not have",
+                got=name,
+                expected=", ".join(interfaces),
+                hint="unset the variable, or set it to the interface through which the ranks reach each other",
+            )
     ranks = Ranks(rank=rank, count=count, explain=explain)
     with ranks.connections.recording():
         distributed.init_process_group(
