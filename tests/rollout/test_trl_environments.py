@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
+import math
 import pickle
 import random
 import sys
@@ -12,10 +14,13 @@ from typing import Annotated, ClassVar, Literal
 import pytest
 from pydantic import BaseModel, Field
 
+import agentrl
+from agentrl.builders.rewards import check_rewards
+from agentrl.config import load_config
 from agentrl.config.environment import EnvironmentConfig
 from agentrl.env import Isolation
 from agentrl.env.lookup import is_trl_environment, resolve_environment, spec_of, tool_methods
-from agentrl.errors import EnvironmentFailure, Outcome, ToolError, UsageError
+from agentrl.errors import ConfigError, EnvironmentFailure, Outcome, ToolError, UsageError
 from agentrl.message import ImagePart, TextPart
 from agentrl.rollout.budget import EpisodeLimits
 from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy, ScriptedPolicy
@@ -339,6 +344,55 @@ def test_a_class_in_a_file_is_found(tmp_path):
 class Owner(BaseModel):
     name: str
     level: int = Field(ge=1, le=3)
+
+
+class Unpaid:
+    """Gives no reward, although the docstring of a tool mentions one."""
+
+    def reset(self, **kwargs):
+        self.count = 0
+
+    def add(self) -> str:
+        """Add 1; the reward is a function's."""
+        self.count += 1
+        return str(self.count)
+
+
+class PaidByAttribute(Unpaid):
+    reward: float
+
+
+class PaidInside(Unpaid):
+    def add(self) -> str:
+        """Add 1."""
+        [setattr(self, "reward", 1.0) for _ in range(2)]
+        return super().add()
+
+
+def counted(completions, **columns):
+    return [1.0 for _ in completions]
+
+
+@pytest.mark.parametrize("kind", [EchoToolEnv, OwnReward, LaterReward, PaidByAttribute, PaidInside])
+def test_a_class_whose_code_mentions_a_reward_gives_one(kind):
+    assert spec_of(kind).reward_range == (-math.inf, math.inf)
+
+
+def test_a_class_without_any_reward_needs_a_reward_function():
+    words = [f"environment={__name__}:Unpaid", "environment.split=train"]
+    with pytest.raises(ConfigError, match=r"Unpaid does not give rewards.*or get_reward\(\) or the attribute reward"):
+        check_rewards(load_config(None, words))
+    check_rewards(load_config(None, [*words, f"agent.reward={__name__}:counted"]))
+
+
+def test_the_advice_on_an_unknown_success_fits_a_class_for_trl(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    agentrl.evaluate(f"{__name__}:EchoToolEnv", policy="random", tasks=1)
+    told = capsys.readouterr().err
+    assert "read the mean reward" in told
+    assert "as the info" not in told
+    spec = dataclasses.replace(spec_of(EchoToolEnv), success_threshold=0.1)
+    assert agentrl.evaluate(spec, policy="random", tasks=1).success is not None
 
 
 class Thermostat:
