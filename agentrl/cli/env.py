@@ -23,7 +23,7 @@ from agentrl.config import load_config
 from agentrl.config.config import SCRATCH
 from agentrl.env import EnvironmentSpec, optional_part
 from agentrl.env.lookup import check_split, parse_env_name, resolve_environment
-from agentrl.errors import AgentRLError, EnvironmentFailure, UsageError
+from agentrl.errors import AgentRLError, ConfigError, EnvironmentFailure, UsageError
 from agentrl.evaluation.prompt_preview import preview_prompts
 from agentrl.observe.console import note, out
 from agentrl.registry import Kind, names
@@ -130,13 +130,14 @@ def _own_tools(spec: EnvironmentSpec, options: Mapping[str, Any]) -> list[Tool]:
 
     Raises:
         EnvironmentTimeout: it hangs.
+        ConfigError: its constructor does not accept the options.
     """
     try:
         return probe_environment(spec, options, lambda env: list(check_tools(optional_part(env, "tools"))))
     except EnvironmentFailure as error:
         note(f"warning: the environment's own tools are unknown: {error}")
         return []
-    except EnvironmentTimeout:
+    except (EnvironmentTimeout, ConfigError):
         raise
     except AgentRLError:
         return []
@@ -181,7 +182,9 @@ def prompt(
 def _size(spec: EnvironmentSpec, split: str, options: Mapping[str, Any]) -> str:
     """Return the number of tasks of a split, or how to get its data if that is missing."""
     try:
-        return f"{len(spec.tasks(split, **options)):,} tasks"
+        return f"{len(spec.tasks_under(split, options)):,} tasks"
+    except ConfigError:
+        raise
     except UsageError as error:
         return str(error.hint or error)
 
@@ -311,13 +314,13 @@ def play(
     named = parse_env_name(name)
     spec = resolve_environment(named.name)
     given = {**spec.options, **option_pairs(options)}
-    source = spec.tasks(check_split(spec, named.split or spec.splits_under(given)[0]), **given)
+    source = spec.tasks_under(check_split(spec, named.split or spec.splits_under(given)[0]), given)
     if task >= len(source):
         raise UsageError("no task has this number", got=task, expected=f"0 to {len(source) - 1}")
     if in_browser:
-        play_in_browser(spec, spec.make(**given), source[task], port=port)
+        play_in_browser(spec, spec.make_under(given), source[task], port=port)
     else:
-        play_in_terminal(spec, spec.make(**given), source[task])
+        play_in_terminal(spec, spec.make_under(given), source[task])
 
 
 @app.command(

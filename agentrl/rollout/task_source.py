@@ -14,7 +14,7 @@ from agentrl.config.derived import EnvironmentConfigs, most_turns, per_environme
 from agentrl.config.environment import EnvironmentConfig
 from agentrl.env import EnvironmentSpec
 from agentrl.env.lookup import check_split, resolve_environment
-from agentrl.errors import ConfigError, UnknownNameError, UsageError
+from agentrl.errors import UnknownNameError, UsageError
 from agentrl.message import Message
 from agentrl.message.data_file import UniqueIds, read_messages, read_rows
 from agentrl.observe.files import replace_file, writing
@@ -139,16 +139,7 @@ def task_source(spec: EnvironmentSpec, config: EnvironmentConfig, *, split: str 
     """
     if config.tasks is not None and split is None:
         return read_tasks(config.tasks, environment=spec.name, reset_columns=spec.reset_columns)
-    chosen = check_split(spec, split or config.split)
-    try:
-        return spec.tasks(chosen, **{**spec.options, **config.options})
-    except TypeError as error:
-        raise ConfigError(
-            f"environment.options are invalid for {spec.name}",
-            got=", ".join(config.options) or "none",
-            expected=f"only {', '.join(spec.options)}" if spec.options else "no options",
-            hint=str(error),
-        ) from error
+    return spec.tasks_under(check_split(spec, split or config.split), config.options)
 
 
 def limited_by_tasks(config: Config) -> Config:

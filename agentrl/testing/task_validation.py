@@ -165,7 +165,7 @@ class _Lanes:
             raise AgentRLError(f"environment {self._spec.name} cannot be used", got=got) from error
 
     def _play_tasks(self, current: list[Task]) -> None:
-        session = EnvSession(self._spec.make, self._options)
+        session = EnvSession(lambda **options: self._spec.make_under(options), self._options)
         while not self.stop.is_set():
             with self._lock:
                 task = next(self._tasks, None)
