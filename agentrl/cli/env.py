@@ -13,9 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from agentrl.builders.models import resolve_model
-from agentrl.cli.arguments import option_pairs
 from agentrl.cli.check import EnvironmentCheck, check_all, check_one
-from agentrl.cli.env_tasks import Options, TaskFile, on_tasks_of_file, probe, validate
+from agentrl.cli.env_tasks import Options, TaskFile, environment_options, on_tasks_of_file, probe, validate
 from agentrl.cli.help_pages import examples
 from agentrl.cli.play import play_in_browser, play_in_terminal, tool_line
 from agentrl.cli.server import Host, Lease, Port, read_token, serve_on_stdio, serve_until_stopped, token_option
@@ -99,7 +98,7 @@ def _needs(spec: EnvironmentSpec) -> str:
 def show(name: Name, options: Options = None) -> None:
     """Show an environment with its options: splits, tasks, limits, known scores."""
     spec = resolve_environment(parse_env_name(name).name)
-    given = {**spec.options, **option_pairs(options)}
+    given = {**spec.options, **environment_options(options)}
     out.print(Text(spec.name, style="bold"))
     out.print(spec.description or "no description: its class or function has no docstring")
     table = Table(box=None, show_header=False, pad_edge=False)
@@ -286,7 +285,7 @@ def _run_check(
             expected="either a name, or --all",
         )
     if name is not None:
-        given = option_pairs(options)
+        given = environment_options(options)
         spec = None if tasks is None else on_tasks_of_file(name, given, tasks)
         check_one(check, name, json_file, spec, options=given, **settings)
     elif tasks is not None:
@@ -313,7 +312,7 @@ def play(
     """Play an environment yourself, in the terminal or in a browser."""
     named = parse_env_name(name)
     spec = resolve_environment(named.name)
-    given = {**spec.options, **option_pairs(options)}
+    given = {**spec.options, **environment_options(options)}
     source = spec.tasks_under(check_split(spec, named.split or spec.splits_under(given)[0]), given)
     if task >= len(source):
         raise UsageError("no task has this number", got=task, expected=f"0 to {len(source) - 1}")
@@ -375,7 +374,7 @@ def serve(
     if on_stdio and protocol is not ServedProtocol.MCP:
         raise UsageError("--stdio works only with MCP", got=f"--protocol {protocol}", expected="--protocol mcp")
     spec = resolve_environment(parse_env_name(name).name)
-    server = _SERVERS[protocol](spec, option_pairs(options), settings)
+    server = _SERVERS[protocol](spec, environment_options(options), settings)
     if on_stdio and isinstance(server, MCPServer):
         serve_on_stdio(server.run_on_stdio, server.close)
     else:

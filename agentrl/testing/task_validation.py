@@ -185,6 +185,7 @@ def validate_task(session: EnvSession, spec: EnvironmentSpec, task: Task, option
 
     Raises:
         CallFailed: a call of the environment did not return.
+        UsageError: the environment needs more than the seed of a task that has only a seed, as all others then do.
     """
     began = time.perf_counter()
     try:
@@ -192,6 +193,8 @@ def validate_task(session: EnvSession, spec: EnvironmentSpec, task: Task, option
     except CallFailed:
         raise
     except Exception as error:
+        if isinstance(error, UsageError) and not task.options:
+            raise
         call = f"{watched_calls().raised} raised " if watched_calls().raised else ""
         return _invalid(task, f"{call}{type(error).__name__}: {error}", time.perf_counter() - began)
 

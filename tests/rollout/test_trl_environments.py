@@ -25,6 +25,8 @@ from agentrl.message import ImagePart, TextPart
 from agentrl.rollout.budget import EpisodeLimits
 from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy, ScriptedPolicy
 from agentrl.rollout.task_source import task_source
+from agentrl.task import Task
+from agentrl.testing.task_validation import TaskStatus, validate_tasks
 from agentrl.tool import Tool
 from agentrl.tool.random_call import random_arguments
 
@@ -257,6 +259,19 @@ def test_arguments_of_reset_that_no_task_gives_are_named():
         UsageError, match=r"reset of Wanted .*got level: missing a required argument: 'word'.*tasks=FILE"
     ):
         spec_of(Wanted).make().reset(seed=1, options={"level": 2})
+
+
+def test_tasks_that_are_only_seeds_are_not_validated_one_by_one_where_reset_needs_columns():
+    class Wanted(EchoToolEnv):
+        def reset(self, word):
+            return word
+
+    spec = spec_of(Wanted)
+    with pytest.raises(UsageError, match=r"missing a required argument: 'word'.*--tasks FILE for .*env validate"):
+        list(validate_tasks(spec, {}, [Task(id=str(seed), environment="w", seed=seed) for seed in range(9)]))
+    rows = [Task(id="1", environment="w", options={"word": "a"}), Task(id="2", environment="w", options={"b": 1})]
+    results = list(validate_tasks(spec, {}, rows))
+    assert [result.status for result in results] == [TaskStatus.UNKNOWN, TaskStatus.INVALID]
 
 
 def test_rows_of_a_data_set_for_trl_are_tasks(tmp_path):
