@@ -301,6 +301,8 @@ def test_rows_of_a_data_set_for_trl_are_tasks(tmp_path):
         spec_of(Wanted).make().reset(seed=1, options=dict(first.options))
     named = {"prompt": "Echo.", "word": "mug"}
     assert spec_of(Wanted).make().reset(seed=1, options=named) == ("mug", {}), "reset does not want the prompt"
+    fields = {"id": 3, "type": "easy", "ground_truth": 5, "word": "mug"}
+    assert spec_of(Wanted).make().reset(seed=1, options=fields) == ("mug", {}), "nor other fields of a task"
 
 
 def test_reset_may_return_content_blocks():
