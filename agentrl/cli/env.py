@@ -102,7 +102,7 @@ def show(name: Name, options: Options = None) -> None:
     out.print(Text(spec.name, style="bold"))
     out.print(spec.description or "no description: its class or function has no docstring")
     table = Table(box=None, show_header=False, pad_edge=False)
-    for split in spec.splits:
+    for split in spec.splits_under(given):
         table.add_row(f"split {split}", _size(spec, split, given))
     limit = spec.turns_under(given)
     table.add_row("steps", f"at most {limit}" if limit else "no limit")
