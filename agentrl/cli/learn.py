@@ -25,6 +25,7 @@ from agentrl.cli.help_pages import examples
 from agentrl.cli.reports import print_dry_run
 from agentrl.config import Config, dump_config, load_config, shipped_configs
 from agentrl.config.algorithm import PreferencesConfig
+from agentrl.config.config import SCRATCH
 from agentrl.config.estimate import warm_start_rows
 from agentrl.config.overrides import warn_ignored, warn_repeated
 from agentrl.errors import UsageError
@@ -39,7 +40,7 @@ from agentrl.runs.preferences import (
 )
 from agentrl.runs.sft import check_sft_start, check_warm_start, warm_start
 from agentrl.runs.start import RunResult, StartCheck, start_run
-from agentrl.training.stored_episodes import check_sources, first_run
+from agentrl.training.stored_episodes import check_sources, find_pairs, first_run, is_preference_file
 
 app = typer.Typer()
 
@@ -88,6 +89,7 @@ def sft(
     "dpo",
     epilog=examples(
         "agentrl dpo --from runs/latest",
+        "agentrl dpo --from pairs.jsonl --model Qwen/Qwen2.5-0.5B-Instruct",
         "agentrl dpo --from runs/latest preferences.loss_options.beta=0.3 preferences.epochs=2",
         "agentrl dpo quickstart --model runs/sft --from runs/sft --from runs/grpo "
         "preferences.loss=spin preferences.pairs=demonstrations",
@@ -101,7 +103,7 @@ def dpo(
 ) -> None:
     """Train on pairs of stored episodes of one task, a better and a worse one; the initial model is the reference.
 
-    Without a config, the config and the model of the first run are used.
+    Without a config, the config and the model of the first run are used; a file of pairs needs only --model.
     """
     if serve_launched_rank():
         return
@@ -128,6 +130,7 @@ def reward_model(
     words: Words = None,
     sources: Sources = None,
     model: Annotated[str | None, typer.Option(help="Initial language model.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the config.")] = False,
 ) -> None:
     """Train a reward model that gives the better of two episodes of a task the higher reward.
 
@@ -137,6 +140,10 @@ def reward_model(
         return
     config = _pairs_config(words, sources or [], model)
     check_reward_training(config)
+    if dry_run:
+        find_pairs(config.preferences or PreferencesConfig())
+        out.print(dump_config(config))
+        return
     use = "use it: agentrl train … agent.reward_model.path={folder}"
     _learn(config, train_reward, kind="reward-model", check=None, next_step=use)
 
@@ -171,7 +178,8 @@ def _pairs_config(words: list[str] | None, sources: list[Path], model: str | Non
     if not words and not sources:
         raise UsageError("no episodes to train on", expected="--from RUN, such as --from runs/latest")
     named = [f"preferences.sources={[str(source.resolve()) for source in sources]}"] if sources else []
-    if given.source is not None or not sources:
+    needs_no_run = model not in (None, SCRATCH) and sources and is_preference_file(sources[0])
+    if given.source is not None or not sources or needs_no_run:
         return load_config(given.source, [*shortcut("model", model), *named, *given.overrides])
     run = first_run(sources)
     fresh = ["run.name=null", "model.scratch=null", f"model.path={model or run.path}"]
