@@ -17,6 +17,7 @@ from typing_extensions import Doc
 import agentrl
 from agentrl.errors import ToolError, UsageError
 from agentrl.tool import Tool
+from agentrl.tool.json_schema import misfits
 from agentrl.tool.schema import Docstring, read_docstring
 
 GOOGLE = """
@@ -372,6 +373,46 @@ async def test_values_arrive_in_their_types() -> None:
     assert read["window"] == Window(datetime.date(2026, 5, 1))
     assert read["tree"].children[0].name == "b"
     assert (read["sizes"], read["page"], read["colour"]) == ([Size.SMALL], 2, None)
+
+
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [
+        ({"count": "null"}, (None, 5, "x")),
+        ({"count": "null", "limit": "null"}, (None, 5, "x")),
+        ({"count": 2, "name": "null"}, (2, 5, "null")),
+        ({"count": "2", "limit": None}, (2, 5, "x")),
+        ({"count": None, "limit": "3"}, (None, 3, "x")),
+    ],
+)
+def test_the_text_null_is_null_where_text_does_not_fit(given: dict[str, Any], read: tuple[Any, ...]) -> None:
+    @agentrl.tool
+    def choose(count: int | None, limit: int = 5, name: str | None = "x") -> str:
+        """Choose.
+
+        Args:
+            count: How many.
+            limit: At most.
+            name: Of whom.
+        """
+        return ""
+
+    assert tuple(choose.validate(given).values()) == read
+    assert misfits(given, choose.schema["function"]["parameters"]) == ""
+
+
+def test_the_text_null_is_an_error_where_a_number_is_required() -> None:
+    @agentrl.tool
+    def take(count: int) -> str:
+        """Take.
+
+        Args:
+            count: How many.
+        """
+        return ""
+
+    with pytest.raises(ToolError, match="count is null, expected a whole number"):
+        take.validate({"count": "null"})
 
 
 class Shelf(TypedDict, total=False):

@@ -154,9 +154,9 @@ def check_training(config: Config) -> LocalEngineConfig | ServerEngineConfig | T
     if not config.has_environment:
         raise ConfigError(
             "training needs an environment",
-            got="only sft.data",
+            got="only sft.data or preferences.sources",
             expected="environment=NAME",
-            hint="to train on a file, use agentrl sft",
+            hint="to train on a file, use agentrl sft or agentrl dpo",
         )
     if not isinstance(config.engine, LocalEngineConfig | ServerEngineConfig | TinkerEngineConfig):
         raise ConfigError(

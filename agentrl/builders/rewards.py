@@ -137,7 +137,8 @@ def check_rewards(config: Config) -> None:
             raise ConfigError(
                 f"environment {spec.name} does not give rewards",
                 got="agent.reward environment",
-                expected="a reward function: --reward my_module:my_function, or agent.reward in a config",
+                expected="a reward function: --reward my_module:my_function, or agent.reward in a config"
+                + ("; or get_reward() or the attribute reward in the class" if spec.reset_columns else ""),
                 hint="see docs/reward-functions.md",
             )
 

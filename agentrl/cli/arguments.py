@@ -114,9 +114,9 @@ def json_pairs(words: Sequence[str] | None) -> dict[str, Any]:
     {'low': 1, 'name': 'mug', 'sizes': [1, 2]}
 
     Raises:
-        UsageError: no equals sign, or a value that is nested too deeply.
+        UsageError: no equals sign, a repeated key, or a value that is nested too deeply.
     """
-    return dict(_pair(word) for word in words or [])
+    return {key: _json_or_text(key, value) for key, value in _split(words).items()}
 
 
 def option_pairs(words: Sequence[str] | None) -> dict[str, Any]:
@@ -126,32 +126,27 @@ def option_pairs(words: Sequence[str] | None) -> dict[str, Any]:
     {'level': 1, 'names': ['mug', 'sink'], 'limits': {'turns': 3}}
 
     Raises:
-        UsageError: no equals sign, a config key, or a value that is not valid YAML.
+        UsageError: no equals sign, a repeated key, or a value that is not valid YAML.
     """
-    pairs = list(map(_split, words or []))
-    for key, value in pairs:
-        if key.startswith("environment."):
-            raise UsageError(
-                "a config key where options of the environment are expected",
-                got=f"{key}={value}",
-                expected="the option alone, such as size=5",
-                hint="--tasks FILE is for tasks" if key == "environment.tasks" else "remove 'environment.options.'",
-            )
-    return {key: parse_value(value, (key,), f"option {key}={value}") for key, value in pairs}
+    return {key: parse_value(value, (key,), f"option {key}={value}") for key, value in _split(words).items()}
 
 
-def _split(word: str) -> tuple[str, str]:
-    key, separator, value = word.partition("=")
-    if not separator:
-        raise UsageError("invalid argument", got=repr(word), expected="key=value")
-    return key, value
+def _split(words: Sequence[str] | None) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for word in words or []:
+        key, separator, value = word.partition("=")
+        if not separator:
+            raise UsageError("invalid argument", got=repr(word), expected="key=value")
+        if key in found:
+            raise UsageError(f"{key} is given twice", got=f"{key}={found[key]} and {word}", expected="one value")
+        found[key] = value
+    return found
 
 
-def _pair(word: str) -> tuple[str, Any]:
-    key, value = _split(word)
+def _json_or_text(key: str, value: str) -> Any:
     try:
-        return key, json.loads(value)
+        return json.loads(value)
     except RecursionError as error:
         raise UsageError(f"the value of {key} is nested too deeply", got=f"{len(value)} characters of JSON") from error
     except ValueError:  # not JSON, or a number with thousands of digits
-        return key, value
+        return value

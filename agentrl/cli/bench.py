@@ -76,9 +76,15 @@ def _chosen(
     """Return the options of a benchmark, from the command line's own options and ``key=value`` arguments.
 
     Raises:
-        UsageError: the benchmark does not accept an option.
+        UsageError: the benchmark does not accept an option, or an option is given twice.
     """
-    given = {option: value for option, value in named.items() if value is not None} | option_pairs(words)
+    flags = {option: value for option, value in named.items() if value is not None}
+    pairs = option_pairs(words)
+    if twice := flags.keys() & pairs.keys():
+        option = min(twice)
+        got = f"--{option} {flags[option]} and {option}={pairs[option]}"
+        raise UsageError(f"{option} is given twice", got=got, expected="one value")
+    given = flags | pairs
     known = inspect.signature(run).parameters.keys()
     if refused := given.keys() - known:
         raise UsageError(

@@ -13,9 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from agentrl.builders.models import resolve_model
-from agentrl.cli.arguments import option_pairs
 from agentrl.cli.check import EnvironmentCheck, check_all, check_one
-from agentrl.cli.env_tasks import Options, TaskFile, on_tasks_of_file, probe, validate
+from agentrl.cli.env_tasks import Options, TaskFile, environment_options, on_tasks_of_file, probe, validate
 from agentrl.cli.help_pages import examples
 from agentrl.cli.play import play_in_browser, play_in_terminal, tool_line
 from agentrl.cli.server import Host, Lease, Port, read_token, serve_on_stdio, serve_until_stopped, token_option
@@ -23,7 +22,7 @@ from agentrl.config import load_config
 from agentrl.config.config import SCRATCH
 from agentrl.env import EnvironmentSpec, optional_part
 from agentrl.env.lookup import check_split, parse_env_name, resolve_environment
-from agentrl.errors import AgentRLError, EnvironmentFailure, UsageError
+from agentrl.errors import AgentRLError, ConfigError, EnvironmentFailure, UsageError
 from agentrl.evaluation.prompt_preview import preview_prompts
 from agentrl.observe.console import note, out
 from agentrl.registry import Kind, names
@@ -99,11 +98,11 @@ def _needs(spec: EnvironmentSpec) -> str:
 def show(name: Name, options: Options = None) -> None:
     """Show an environment with its options: splits, tasks, limits, known scores."""
     spec = resolve_environment(parse_env_name(name).name)
-    given = {**spec.options, **option_pairs(options)}
+    given = {**spec.options, **environment_options(options)}
     out.print(Text(spec.name, style="bold"))
     out.print(spec.description or "no description: its class or function has no docstring")
     table = Table(box=None, show_header=False, pad_edge=False)
-    for split in spec.splits:
+    for split in spec.splits_under(given):
         table.add_row(f"split {split}", _size(spec, split, given))
     limit = spec.turns_under(given)
     table.add_row("steps", f"at most {limit}" if limit else "no limit")
@@ -130,13 +129,14 @@ def _own_tools(spec: EnvironmentSpec, options: Mapping[str, Any]) -> list[Tool]:
 
     Raises:
         EnvironmentTimeout: it hangs.
+        ConfigError: its constructor does not accept the options.
     """
     try:
         return probe_environment(spec, options, lambda env: list(check_tools(optional_part(env, "tools"))))
     except EnvironmentFailure as error:
         note(f"warning: the environment's own tools are unknown: {error}")
         return []
-    except EnvironmentTimeout:
+    except (EnvironmentTimeout, ConfigError):
         raise
     except AgentRLError:
         return []
@@ -181,7 +181,9 @@ def prompt(
 def _size(spec: EnvironmentSpec, split: str, options: Mapping[str, Any]) -> str:
     """Return the number of tasks of a split, or how to get its data if that is missing."""
     try:
-        return f"{len(spec.tasks(split, **options)):,} tasks"
+        return f"{len(spec.tasks_under(split, options)):,} tasks"
+    except ConfigError:
+        raise
     except UsageError as error:
         return str(error.hint or error)
 
@@ -283,7 +285,7 @@ def _run_check(
             expected="either a name, or --all",
         )
     if name is not None:
-        given = option_pairs(options)
+        given = environment_options(options)
         spec = None if tasks is None else on_tasks_of_file(name, given, tasks)
         check_one(check, name, json_file, spec, options=given, **settings)
     elif tasks is not None:
@@ -310,14 +312,14 @@ def play(
     """Play an environment yourself, in the terminal or in a browser."""
     named = parse_env_name(name)
     spec = resolve_environment(named.name)
-    given = {**spec.options, **option_pairs(options)}
-    source = spec.tasks(check_split(spec, named.split or spec.splits_under(given)[0]), **given)
+    given = {**spec.options, **environment_options(options)}
+    source = spec.tasks_under(check_split(spec, named.split or spec.splits_under(given)[0]), given)
     if task >= len(source):
         raise UsageError("no task has this number", got=task, expected=f"0 to {len(source) - 1}")
     if in_browser:
-        play_in_browser(spec, spec.make(**given), source[task], port=port)
+        play_in_browser(spec, spec.make_under(given), source[task], port=port)
     else:
-        play_in_terminal(spec, spec.make(**given), source[task])
+        play_in_terminal(spec, spec.make_under(given), source[task])
 
 
 @app.command(
@@ -372,7 +374,7 @@ def serve(
     if on_stdio and protocol is not ServedProtocol.MCP:
         raise UsageError("--stdio works only with MCP", got=f"--protocol {protocol}", expected="--protocol mcp")
     spec = resolve_environment(parse_env_name(name).name)
-    server = _SERVERS[protocol](spec, option_pairs(options), settings)
+    server = _SERVERS[protocol](spec, environment_options(options), settings)
     if on_stdio and isinstance(server, MCPServer):
         serve_on_stdio(server.run_on_stdio, server.close)
     else:

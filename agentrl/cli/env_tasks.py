@@ -54,6 +54,25 @@ BINS = 10
 """Number of bins of the histogram of success rates between 0 and 1."""
 
 
+def environment_options(words: Sequence[str] | None) -> dict[str, Any]:
+    """Parse options ``key=value`` of an environment; see `option_pairs`.
+
+    Raises:
+        UsageError: not valid options, or a config key.
+    """
+    for word in words or []:
+        if word.startswith("environment."):
+            raise UsageError(
+                "a config key where options of the environment are expected",
+                got=word,
+                expected="the option alone, such as size=5",
+                hint="--tasks FILE is for tasks"
+                if word.startswith("environment.tasks=")
+                else "remove 'environment.options.'",
+            )
+    return option_pairs(words)
+
+
 def validate(
     name: Annotated[str, typer.Argument(help="Environment, as for env show, optionally with /SPLIT.")],
     options: Options = None,
@@ -82,7 +101,7 @@ def validate(
     spec = resolve_environment(named.name)
     if spec.extra is not None:
         spec.extra.load()
-    given = option_pairs(options)
+    given = environment_options(options)
     source, split = _source(spec, named.split, given, tasks)
     chosen = [source[index] for index in range(min(len(source), limit or len(source)))]
     if not chosen:

@@ -26,6 +26,8 @@ from agentrl.cli.help_pages import examples
 from agentrl.cli.reports import print_dry_run
 from agentrl.cli.start_folder import in_start_folder
 from agentrl.config import Config, dump_config, load_config, shipped_configs
+from agentrl.config.algorithm import PreferencesConfig
+from agentrl.config.config import SCRATCH
 from agentrl.config.estimate import warm_start_rows
 from agentrl.config.overrides import warn_ignored, warn_repeated
 from agentrl.errors import UsageError
@@ -40,7 +42,7 @@ from agentrl.runs.preferences import (
 )
 from agentrl.runs.sft import check_sft_start, check_warm_start, warm_start
 from agentrl.runs.start import Run, RunResult, resume_learning, start_run
-from agentrl.training.stored_episodes import first_run
+from agentrl.training.stored_episodes import find_pairs, first_run, is_preference_file
 
 app = typer.Typer()
 
@@ -126,6 +128,7 @@ def sft(
     "dpo",
     epilog=examples(
         "agentrl dpo --from runs/latest",
+        "agentrl dpo --from pairs.jsonl --model Qwen/Qwen2.5-0.5B-Instruct",
         "agentrl dpo --from runs/latest preferences.loss_options.beta=0.3 preferences.epochs=2",
         "agentrl dpo --resume runs/latest",
         "agentrl dpo quickstart --model runs/sft --from runs/sft --from runs/grpo "
@@ -141,8 +144,8 @@ def dpo(
 ) -> None:
     """Train on pairs of stored episodes of one task, a better and a worse one; the initial model is the reference.
 
-    Without a config, the config and the model of the first run are used. Ctrl-C saves a checkpoint, from which --resume
-    continues exactly.
+    Without a config, the config and the model of the first run are used; a file of pairs needs only --model. Ctrl-C
+    saves a checkpoint, from which --resume continues exactly.
     """
     if serve_launched_rank():
         return
@@ -171,6 +174,7 @@ def reward_model(
     sources: Sources = None,
     model: Annotated[str | None, typer.Option(help="Initial language model.")] = None,
     resume: Resume = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the config.")] = False,
 ) -> None:
     """Train a reward model that gives the better of two episodes of a task the higher reward.
 
@@ -180,10 +184,15 @@ def reward_model(
     if serve_launched_rank():
         return
     if resume is not None:
-        _resume(resume, words, [*shortcut("model", model), *map(str, sources or [])], REWARD_MODEL)
+        options = [*shortcut("model", model), *map(str, sources or [])]
+        _resume(resume, words, options, REWARD_MODEL, dry_run=dry_run)
         return
     config = _pairs_config(words, sources or [], model)
     REWARD_MODEL.check(config)
+    if dry_run:
+        find_pairs(config.preferences or PreferencesConfig())
+        out.print(dump_config(config))
+        return
     _learn(start_run(config, kind=REWARD_MODEL.command, check=None), REWARD_MODEL)
 
 
@@ -237,7 +246,8 @@ def _pairs_config(words: list[str] | None, sources: list[Path], model: str | Non
     if not words and not sources:
         raise UsageError("no episodes to train on", expected="--from RUN, such as --from runs/latest")
     named = [f"preferences.sources={[str(source.resolve()) for source in sources]}"] if sources else []
-    if given.source is not None or not sources:
+    needs_no_run = model not in (None, SCRATCH) and sources and is_preference_file(sources[0])
+    if given.source is not None or not sources or needs_no_run:
         return load_config(given.source, [*shortcut("model", model), *named, *given.overrides])
     run = first_run(sources)
     fresh = ["run.name=null", "model.scratch=null", f"model.path={model or run.path}"]

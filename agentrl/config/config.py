@@ -517,7 +517,8 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _environments_fit(self) -> Self:
-        if not self.has_environment and (self.sft.data is None or self.sft.stop_at is not None):
+        has_data = self.sft.data is not None or bool(self.preferences and self.preferences.sources)
+        if not self.has_environment and (not has_data or self.sft.stop_at is not None):
             raise ValueError(
                 "no environment is set: set environment=household/train, or --env NAME on the command line"
             )

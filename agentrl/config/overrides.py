@@ -94,14 +94,17 @@ _UNREADABLE = (yaml.YAMLError, ValueError, RecursionError)
 
 
 def _describe(error: Exception, text: str) -> str:
-    """Describe an error of PyYAML with its line; without a line, in its own words."""
+    """Describe an error of PyYAML with its line, if the text has several; without a position, in its own words."""
     mark, lines = getattr(error, "problem_mark", None), text.splitlines()
     if mark is None:
         return " ".join(str(error).split())
-    line = lines[mark.line] if mark.line < len(lines) else ""
+    if mark.line >= len(lines):
+        return f"{getattr(error, 'problem', None) or error} at the end"
+    line = lines[mark.line]
     has_tab = "\t" in line[: len(line) - len(line.lstrip())]
     problem = "a tab, where YAML allows only spaces" if has_tab else getattr(error, "problem", None) or error
-    return f"{problem} in line {mark.line + 1}, column {mark.column + 1}"
+    where = f"line {mark.line + 1}, " if len(lines) > 1 else ""
+    return f"{problem} in {where}column {mark.column + 1}"
 
 
 _Loader.add_implicit_resolver(

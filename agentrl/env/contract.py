@@ -39,11 +39,13 @@ import dataclasses
 import enum
 import inspect
 import random
+import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
+from agentrl.errors import ConfigError
 from agentrl.message import Content
 from agentrl.registry import Extra
 from agentrl.task import TaskSource
@@ -215,9 +217,41 @@ class EnvironmentSpec:
     extra: Extra | None = None
     """Extra that is required to create the environment, but not to list or describe it."""
 
+    def make_under(self, options: Mapping[str, Any]) -> AnyEnv:
+        """Create an environment with options, which override the spec's.
+
+        Raises:
+            ConfigError: its constructor does not accept them.
+        """
+        return self._call(self.make, options)
+
+    def tasks_under(self, split: str, options: Mapping[str, Any]) -> TaskSource:
+        """Return the tasks of a split for options, which override the spec's.
+
+        Raises:
+            ConfigError: the task source does not accept them.
+        """
+        return self._call(self.tasks, options, split)
+
+    def _call(self, function: Callable[..., T], options: Mapping[str, Any], *arguments: Any) -> T:
+        try:
+            return function(*arguments, **{**self.options, **options})
+        except (TypeError, ValueError) as error:
+            given = [f"{name}={value}" for name, value in options.items() if self.options.get(name, ...) != value]
+            if not given:
+                raise
+            raise ConfigError(
+                f"environment {self.name} does not accept its options",
+                got=f"{', '.join(given)}: {error}",
+                expected=f"options such as {', '.join(self.options)}"
+                if self.options
+                else "arguments of its constructor",
+                hint=f"run: agentrl env show {shlex.quote(self.name)}",
+            ) from error
+
     def splits_under(self, options: Mapping[str, Any]) -> tuple[str, ...]:
         """Return the splits that have tasks for options, which override the spec's."""
-        return self.splits if self.splits_of is None else tuple(self.splits_of(**{**self.options, **options}))
+        return self.splits if self.splits_of is None else tuple(self._call(self.splits_of, options))
 
     def turns_under(self, options: Mapping[str, Any]) -> int | None:
         """Return the environment's step limit for options, which override the spec's."""
@@ -226,17 +260,17 @@ class EnvironmentSpec:
 
     def isolation_under(self, options: Mapping[str, Any]) -> Isolation:
         """Return the isolation for options, which override the spec's."""
-        return self.isolation if self.isolation_of is None else self.isolation_of(**{**self.options, **options})
+        return self.isolation if self.isolation_of is None else self._call(self.isolation_of, options)
 
     def roles_under(self, options: Mapping[str, Any]) -> tuple[str, ...]:
         """Return the roles that the runtime plays for options, which override the spec's."""
-        return () if self.roles_of is None else tuple(self.roles_of(**{**self.options, **options}))
+        return () if self.roles_of is None else tuple(self._call(self.roles_of, options))
 
     def with_instructions_under(self, options: Mapping[str, Any]) -> EnvironmentSpec:
         """Return the spec with the instructions for options, which override the spec's."""
-        told = None if self.instructions_of is None else self.instructions_of(**{**self.options, **options})
+        told = None if self.instructions_of is None else self._call(self.instructions_of, options)
         return self if told is None else dataclasses.replace(self, instructions=told.text, tool_instructions=told.tools)
 
     def shows_images(self, options: Mapping[str, Any]) -> bool:
         """Return True if observations contain images for options, which override the spec's."""
-        return self.images_of is not None and self.images_of(**{**self.options, **options})
+        return self.images_of is not None and self._call(self.images_of, options)

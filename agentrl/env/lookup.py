@@ -23,6 +23,7 @@ import importlib.metadata
 import importlib.util
 import inspect
 import re
+import types
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeGuard
@@ -188,7 +189,8 @@ def _spec_of(name: str, target: object) -> EnvironmentSpec:
         return _plain_spec(name, target, about=target)
     if is_trl_environment(target):
         made = _plain_spec(name, functools.partial(make_from_trl, target, tool_methods(target)), about=target)
-        return replace(made, reset_columns=True)
+        rewards = made.reward_range if _has_reward(target) else (0.0, 0.0)
+        return replace(made, reset_columns=True, reward_range=rewards)
     if isinstance(target, gymnasium.Env | AsyncEnv):
         raise UsageError(
             f"{name} is a single environment, but every episode needs its own",
@@ -367,6 +369,20 @@ def is_trl_environment(target: object) -> TypeGuard[type[Any]]:
     if not inspect.isclass(target) or issubclass(target, gymnasium.Env) or hasattr(target, "step"):
         return False
     return inspect.isfunction(inspect.getattr_static(target, "reset", None)) and bool(tool_methods(target))
+
+
+def _has_reward(kind: type) -> bool:
+    """Return False if no code of a class for TRL mentions a reward, so that only a reward function can give one."""
+    names = {name for base in kind.__mro__ for name in (*vars(base), *vars(base).get("__annotations__", ()))}
+    functions = (inspect.unwrap(part) for base in kind.__mro__ for part in vars(base).values() if callable(part))
+    codes = (part.__code__ for part in functions if inspect.isfunction(part))
+    return bool(names & {"reward", "get_reward"}) or any(_mentions(code, "reward") for code in codes)
+
+
+def _mentions(code: types.CodeType, name: str) -> bool:
+    """Return True if code, or a function in it, has an attribute, a variable or a text of this name."""
+    inner = (part for part in code.co_consts if isinstance(part, types.CodeType))
+    return name in (*code.co_names, *code.co_consts) or any(_mentions(part, name) for part in inner)
 
 
 def tool_methods(kind: type) -> list[str]:

@@ -14,6 +14,7 @@ import numpy as np
 
 from agentrl.config.config import Config
 from agentrl.config.overrides import PROMPTS
+from agentrl.env.lookup import ADDRESS, parse_env_name, resolve_environment
 from agentrl.errors import Outcome, SourceLocation
 from agentrl.evaluation.diagnosis.finding import Finding, rank, top
 from agentrl.evaluation.diagnosis.rules import apply_rules
@@ -29,6 +30,10 @@ UNTYPED = "all"
 _WITHOUT_SUCCESS = (
     "success is unknown because the environment does not report it: return {'success': True or False} as the info of "
     "the last step, or register the environment with a reward_threshold"
+)
+_TRL_WITHOUT_SUCCESS = (
+    "success is unknown because a class for TRL has only rewards: read the mean reward, or name a spec with a "
+    "threshold as the environment: SPEC = dataclasses.replace(agentrl.env.lookup.spec_of({}), success_threshold=1.0)"
 )
 _PROMPTS_WITHOUT_SUCCESS = (
     "success is unknown because prompts have only rewards: read the mean reward; of a reward function that returns 1 "
@@ -179,8 +184,11 @@ class EvaluationResult:
         """Advice on an unknown success; ``None`` if it is known, or nothing was measured."""
         if self.success is not None or self.reward is None:
             return None
-        is_prompts = self.panel.environment.partition("/")[0] == PROMPTS
-        return _PROMPTS_WITHOUT_SUCCESS if is_prompts else _WITHOUT_SUCCESS
+        name = parse_env_name(self.panel.environment).name
+        if name == PROMPTS:
+            return _PROMPTS_WITHOUT_SUCCESS
+        is_trl = not ADDRESS.fullmatch(name) and resolve_environment(name).reset_columns
+        return _TRL_WITHOUT_SUCCESS.format(name.rpartition(":")[2]) if is_trl else _WITHOUT_SUCCESS
 
     @property
     def failures(self) -> int:

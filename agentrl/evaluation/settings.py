@@ -10,7 +10,7 @@ from agentrl.config import Config, load_config
 from agentrl.config.config import SCRATCH
 from agentrl.config.derived import EnvironmentConfigs, per_environment_configs
 from agentrl.config.load import ConfigSource
-from agentrl.config.overrides import parse_override, prompts_environment, prompts_words, text_override
+from agentrl.config.overrides import expand, parse_override, prompts_environment, prompts_words, text_override
 from agentrl.env.lookup import parse_env_name, resolve_environment
 from agentrl.errors import UsageError
 from agentrl.evaluation.evaluate import PolicyKind
@@ -83,12 +83,31 @@ def evaluation_config(
         *([] if concurrency is None else [f"rollout.max_concurrent={concurrency}"]),
     ]
     own = [] if base is None else ["cluster=null"]
-    config = load_config(base, [*words, *own, *overrides])
+    words = [*words, *own, *overrides]
+    config = load_config(base, words)
+    if (env is None or parse_env_name(env).split is None) and not any(map(_names_split, overrides)):
+        config = load_config(base, [*words, *_existing_split_words(config)])
     if start is not None and not _plays_own_tasks(env, start, prompts):
         environment = f"environment={config.sole_environment.model_dump_json()}"
         config = config.model_copy(update={"evaluation": load_config(None, [environment, *of_section]).evaluation})
     refuse_cluster(config, "an evaluation")
     return config
+
+
+def _names_split(override: str) -> bool:
+    found = parse_override(override)
+    value = expand(found.path[0], found.value)
+    return found.path == ("environment", "split") or (
+        found.path == ("environment",) and isinstance(value, dict) and "split" in value
+    )
+
+
+def _existing_split_words(config: Config) -> list[str]:
+    """Return the override of a default split that does not exist under the environment's options."""
+    environment = config.sole_environment
+    splits = resolve_environment(environment.name).splits_under(environment.options)
+    exists = environment.tasks is not None or environment.split in splits
+    return [] if exists else [f"environment.split={_held_out(splits)}"]
 
 
 def _nowhere(model: str | None) -> UsageError:
@@ -155,7 +174,8 @@ def _plays_own_tasks(env: str | None, run: Config, prompts: str | None) -> bool:
 
 def _split_words(part: EnvironmentConfigs, env: str | None) -> list[str]:
     """Return overrides with the split in `env`, or else the split of the run's evaluations."""
-    splits = resolve_environment(part.config.sole_environment.name).splits
+    environment = part.config.sole_environment
+    splits = resolve_environment(environment.name).splits_under(environment.options)
     requested = None if env is None else parse_env_name(env).split
     own = part.config.evaluation.split
     return ["environment.tasks=null", f"environment.split={requested or (own if own in splits else _held_out(splits))}"]

@@ -298,7 +298,7 @@ class UniqueIds:
                 f"{self._what} has two rows with the same id",
                 got=f"{identity[:80]!r} in {first} and {location}",
                 expected="unique ids",
-                hint="without an id, a row has its number",
+                hint="without a column id, a row has its number: remove or rename it",
             )
 
 

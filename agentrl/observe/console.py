@@ -51,6 +51,12 @@ class VisibleConsole(Console):
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(visible(segment.text), segment.style)
 
+    def on_broken_pipe(self) -> None:
+        """End the program if the reader of its output is gone (``agentrl … | head``), without a traceback."""
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, self.file.fileno())  # in `kept_streams` a copy, which is flushed when it is closed
+        super().on_broken_pipe()
+
     def close_file(self, file: TextIO) -> None:
         """Close the file of `kept_streams`."""
         file.close()

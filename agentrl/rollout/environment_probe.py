@@ -53,7 +53,7 @@ def probe_environment(
         EnvironmentFailure: the constructor or the question raised.
         AgentRLError: they raised this error themselves, such as a missing extra.
     """
-    make = partial(spec.make, **{**spec.options, **options})
+    make = partial(spec.make_under, options)
     needs_loop = (isolation or spec.isolation_under(options)) is Isolation.INLINE
     answer: Future[T] = Future()
 

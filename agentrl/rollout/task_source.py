@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -14,19 +15,21 @@ from agentrl.config.derived import EnvironmentConfigs, most_turns, per_environme
 from agentrl.config.environment import EnvironmentConfig
 from agentrl.env import EnvironmentSpec
 from agentrl.env.lookup import check_split, resolve_environment
-from agentrl.errors import ConfigError, UnknownNameError, UsageError
+from agentrl.errors import UnknownNameError, UsageError
 from agentrl.message import Message
 from agentrl.message.data_file import UniqueIds, read_messages, read_rows
 from agentrl.observe.files import replace_file, writing
 from agentrl.task import Task, TaskSource
 
+_log = logging.getLogger(__name__)
 _FIELDS = tuple(field.name for field in fields(Task))
-_CHECKED: Mapping[str, tuple[type, str]] = {
+_CHECKED: Mapping[str, tuple[Any, str]] = {
     "seed": (int, "a whole number"),
     "options": (Mapping, "an object"),
     "columns": (Mapping, "an object"),
     "prompt": (str, "text, or a list of messages"),
-    "type": (str, "text"),
+    "type": ((str, int), "text"),
+    "environment": (str, "text"),
     "max_turns": (int, "a whole number"),
 }
 
@@ -38,11 +41,12 @@ def read_tasks(path: str | Path, *, environment: str, reset_columns: bool = Fals
         path: JSON Lines or Parquet file; columns are the fields of `Task`, ``id`` defaults to the row number, and
             ``prompt`` may be a list of messages.
         environment: Environment of rows without that column.
-        reset_columns: Use the other columns, and the prompt, as options of `reset` and for reward functions, as TRL
-            does; by default, other columns are errors.
+        reset_columns: Use all columns as options of `reset`, and those that are not fields of `Task` for reward
+            functions, as TRL does; by default, other columns are errors.
 
     Raises:
-        UsageError: the file cannot be read, a row has unknown columns, or two rows have the same id.
+        UsageError: the file cannot be read, a row has unknown columns, two rows have the same id, or the rows name
+            several environments.
     """
     tasks, ids = [], UniqueIds(f"task file {path}")
     for number, row in enumerate(read_rows(path, "task file"), start=1):
@@ -50,21 +54,42 @@ def read_tasks(path: str | Path, *, environment: str, reset_columns: bool = Fals
         task = _task(values, row.location, number, environment)
         ids.add(task.id, row.location)
         tasks.append(task)
+        if reset_columns and number == 1 and (pictured := row.values.keys() & {"images", "image"}):
+            _log.warning("%s: the model does not see column %s; reset can return its images", path, min(pictured))
     if not tasks:
         raise UsageError(f"task file {path} is empty", expected="at least one row")
+    if len(named := sorted({task.environment for task in tasks})) > 1:
+        raise UsageError(
+            f"task file {path} has rows for several environments",
+            got=f"environment {', '.join(named)}",
+            expected="the rows of one environment in a file",
+            hint="split the file, and train on all of them: environments: "
+            f"{{{named[0]}: {{name: …, tasks: {named[0]}.jsonl}}, {named[1]}: {{name: …, tasks: {named[1]}.jsonl}}}}",
+        )
     return tasks
 
 
 def _with_reset_columns(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a row whose unknown columns are options of `reset` and columns for reward functions."""
-    fields_of_task = {name: value for name, value in row.items() if name in _FIELDS}
-    others = {name: value for name, value in row.items() if name not in _FIELDS}
-    prompt = {"prompt": row["prompt"]} if row.get("prompt") is not None else {}
-    for name, found in (("options", {**prompt, **others}), ("columns", others)):
-        given = row.get(name) or {}
-        if isinstance(given, Mapping):
-            fields_of_task[name] = {**found, **given}
-    return fields_of_task
+    """Return a row whose columns are options of `reset`, and columns for reward functions.
+
+    A column that has the name of a field of `Task`, but another type, is not a field: ``options`` may be a list of
+    choices.
+    """
+    given = {name: value for name, value in row.items() if value is not None}
+    wrong = {name for name in _CHECKED if name != "prompt" and name in given and not _is_valid(name, given[name])}
+    kept = {name: value for name, value in given.items() if name in _FIELDS and name not in wrong}
+    own = {"options", "columns"} - wrong
+    passed = {name: value for name, value in given.items() if name not in own}
+    scored = {name: value for name, value in row.items() if name not in own | {"prompt", "messages", "ground_truth"}}
+    return {
+        **kept,
+        "options": {**passed, **kept.get("options", {})},
+        "columns": {**scored, **kept.get("columns", {})},
+    }
+
+
+def _is_valid(name: str, value: Any) -> bool:
+    return isinstance(value, _CHECKED[name][0]) and not isinstance(value, bool)
 
 
 def _task(row: Mapping[str, Any], location: str, number: int, environment: str) -> Task:
@@ -80,17 +105,39 @@ def _task(row: Mapping[str, Any], location: str, number: int, environment: str) 
     given = {name: value for name, value in row.items() if value is not None}
     if isinstance(given.get("prompt"), list) and "messages" not in given:
         given["messages"] = given.pop("prompt")
-    for name, (kind, expected) in _CHECKED.items():
-        if name in given and (not isinstance(given[name], kind) or isinstance(given[name], bool)):
-            raise UsageError(f"{name} of {location} has the wrong type", got=repr(given[name]), expected=expected)
+    for name, (_, expected) in _CHECKED.items():
+        if name in given and not _is_valid(name, given[name]):
+            raise UsageError(
+                f"{name} of {location} has the wrong type",
+                got=repr(given[name]),
+                expected=expected,
+                hint=f'rename the column if it is not meant as the {name} of a task; "options" holds values for reset, '
+                'and "columns" those for reward functions',
+            )
+    if "type" in given:
+        given["type"] = str(given["type"])
     if "options" in given:  # merged data sets fill options of other rows with nulls
         given["options"] = {name: value for name, value in given["options"].items() if value is not None}
     if given.get("max_turns", 1) < 1:
         raise UsageError(f"max_turns of {location} is too small", got=given["max_turns"], expected="at least 1")
     if "messages" in given:
-        messages = given["messages"] = tuple(read_messages(_list(given["messages"], location), location))
+        rows = _list(given["messages"], location)
+        if any(_has_image(row.get("content")) for row in rows if isinstance(row, Mapping)):
+            raise UsageError(
+                f"the prompt of {location} has an image",
+                expected="text; the environment shows images",
+                hint='reset may return them: [{"type": "image", "image": "data:…"}], or the environment prompts reads '
+                "them from rows; see docs/concepts/vision.md",
+            )
+        messages = given["messages"] = tuple(read_messages(rows, location))
         given.setdefault("prompt", "\n\n".join(message.text for message in messages))
     return Task(**{"environment": environment, **given, "id": str(given.get("id", number))})
+
+
+def _has_image(content: Any) -> bool:
+    return isinstance(content, list) and any(
+        "image" in str(one.get("type")) for one in content if isinstance(one, dict)
+    )
 
 
 def _list(value: Any, location: str) -> Sequence[Any]:
@@ -139,16 +186,7 @@ def task_source(spec: EnvironmentSpec, config: EnvironmentConfig, *, split: str 
     """
     if config.tasks is not None and split is None:
         return read_tasks(config.tasks, environment=spec.name, reset_columns=spec.reset_columns)
-    chosen = check_split(spec, split or config.split)
-    try:
-        return spec.tasks(chosen, **{**spec.options, **config.options})
-    except TypeError as error:
-        raise ConfigError(
-            f"environment.options are invalid for {spec.name}",
-            got=", ".join(config.options) or "none",
-            expected=f"only {', '.join(spec.options)}" if spec.options else "no options",
-            hint=str(error),
-        ) from error
+    return spec.tasks_under(check_split(spec, split or config.split), config.options)
 
 
 def limited_by_tasks(config: Config) -> Config:

@@ -13,7 +13,7 @@ from agentrl.builders.models import build_renderer
 from agentrl.builders.trainers import LearnerParts, build_learner, build_on_ranks, build_reward_model
 from agentrl.config.algorithm import PreferencesConfig
 from agentrl.config.config import SCRATCH, Config
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, UsageError
 from agentrl.observe.model_folder import find_model
 from agentrl.observe.progress import Phase
 from agentrl.render.chat_template import TextEncoder
@@ -22,7 +22,14 @@ from agentrl.rollout.judges import transcript
 from agentrl.runs.learning_run import LearningRun, Prepared, digest, digest_trajectories
 from agentrl.training.distributed import Ranks
 from agentrl.training.preferences import Pair, PreferenceLearner, TextPair, preference_loss
-from agentrl.training.stored_episodes import check_pair_tokens, check_sources, find_pairs, load_pairs, policy_of
+from agentrl.training.stored_episodes import (
+    check_pair_tokens,
+    check_sources,
+    find_pairs,
+    is_preference_file,
+    load_pairs,
+    policy_of,
+)
 
 
 class PairsRun(LearningRun):
@@ -119,12 +126,15 @@ def check_reward_training(config: Config) -> None:
 
     Raises:
         ConfigError: no sources, a model from scratch, context or tensor parallelism, adapters, or loss settings.
-        UsageError: a source does not exist.
+        UsageError: a source does not exist, or is a file of pairs.
     """
     refuse_adapters(config, "agentrl reward-model")
     refuse_role_adapters(config, "agentrl reward-model")
     settings = config.preferences or PreferencesConfig()
-    check_sources(settings)
+    if files := [str(source) for source in check_sources(settings) if is_preference_file(source)]:
+        raise UsageError(
+            "a reward model learns from the episodes of runs", got=f"the pairs of {files[0]}", expected="--from RUN"
+        )
     if config.model.path == SCRATCH:
         raise ConfigError(
             "a reward model starts from a language model",
@@ -153,5 +163,5 @@ def check_reward_training(config: Config) -> None:
 
 def check_preferences_start(config: Config, *, fetch: bool = True, say: Callable[[str], None] = lambda _: None) -> None:
     """Check that the episodes were sampled with the model's tokenizer; see `StartCheck`."""
-    if config.model.path != SCRATCH:
-        check_pair_tokens(config.preferences or PreferencesConfig(), find_model(config.model.path))
+    path = config.model.path
+    check_pair_tokens(config.preferences or PreferencesConfig(), None if path == SCRATCH else find_model(path))

@@ -171,7 +171,9 @@ class _Inspection:
             spec.extra.load()
         options = {**spec.options, **(options or {})}
         chosen = check_split(spec, split or named_split or spec.splits_under(options)[0])
-        source = spec.tasks(chosen, **options)  # in this thread, because some libraries load only in the main thread
+        source = spec.tasks_under(
+            chosen, options
+        )  # in this thread, because some libraries load only in the main thread
         effort = EFFORTS[thoroughness]
 
         def inspect() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import builtins
 import contextvars
 import hashlib
 import inspect
@@ -11,19 +10,16 @@ import json
 import random
 import subprocess
 import threading
-import types
-from collections import abc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar, Union, get_args, get_origin
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from agentrl.env import AnyEnv, EnvironmentSpec, StepResult, maybe_await, optional_part
 from agentrl.errors import AgentRLError, is_addressed_to, running_task
 from agentrl.errors.foreign import DaemonThreads
 from agentrl.message import Content, ImagePart
-from agentrl.remote.env_methods import RemoteTool
 from agentrl.rollout.env_returns import (
     check_actions,
     check_expert,
@@ -40,7 +36,7 @@ from agentrl.task import Task, copy_options
 from agentrl.testing.fair_clock import FairClock
 from agentrl.testing.report import RuleFailed
 from agentrl.tool import Tool, ToolResult
-from agentrl.tool.random_call import COMMON_WORDS, words_after
+from agentrl.tool.random_call import COMMON_WORDS, random_arguments
 
 T = TypeVar("T")
 
@@ -53,15 +49,6 @@ _CALL = "\x1fcall "
 """Prefix of an action that calls a tool of the environment instead of `step`."""
 _CALLS_AT_RANDOM = 3
 """Maximum number of tool calls in an episode of random play; each may take as long as a program in a sandbox."""
-_SCHEMA_TYPES: Mapping[str, Any] = {
-    "integer": int,
-    "number": float,
-    "boolean": bool,
-    "array": list[str],
-    "object": dict[str, Any],
-}
-"""Types of arguments by their names in JSON schemas; all other types become text."""
-
 _READ_AT_RESET = ("tools", "action_hint", "state_key")
 """Parts of an environment that a run reads when an episode starts."""
 _CHECKS: Mapping[str, Callable[[Any], Any]] = {
@@ -255,8 +242,7 @@ class EnvSession:
 
     def own_tools(self) -> list[Tool]:
         """Return the episode's tools that can be called outside a run."""
-        stateless = [tool for tool in self.find("tools") or () if not tool.is_stateful]
-        return [t for t in stateless if not any(hasattr(kind, "provided_as") for kind in parameters_of(t).values())]
+        return [tool for tool in self.find("tools") or () if not (tool.is_stateful or tool.dependencies)]
 
     def find(self, name: str) -> Any:
         """Return an optional attribute through Gymnasium's wrappers; ``None`` if the environment does not have it."""
@@ -375,17 +361,19 @@ def plain_text(content: Content) -> str:
 def random_policy(seed: int) -> Policy:
     """Return a policy that chooses an admissible action, samples the action space, or else chooses a common word.
 
-    If the environment has tools, the policy calls some of them in between, with valid arguments.
+    If the environment has tools, the policy calls some of them in between, with arguments that fit their schemas; it
+    begins with calls if the environment describes no action besides them.
     """
     generator = random.Random(seed)
     calls_left = _CALLS_AT_RANDOM
 
     def choose(session: EnvSession, observation: Content) -> str:
         nonlocal calls_left
-        if calls_left and session.find("tools") and generator.random() < 0.5 and (tools := session.own_tools()):
+        calls = calls_left and session.find("tools") and (generator.random() < 0.5 or not session.find("action_hint"))
+        if calls and (tools := session.own_tools()):
             calls_left -= 1
             tool = generator.choice(tools)
-            return call_action(tool, random_arguments(tool, generator, plain_text(observation)))
+            return call_action(tool, random_arguments(tool.schema, generator, plain_text(observation)))
         admissible = session.call("admissible_actions")
         if admissible:
             return str(generator.choice(admissible))
@@ -396,43 +384,6 @@ def random_policy(seed: int) -> Policy:
         return str(session.ask("sample of the action space", sample_text, space))
 
     return choose
-
-
-def parameters_of(tool: Tool) -> dict[str, Any]:
-    """Return the types of a tool's arguments by name, from its signature: a schema would import large libraries.
-
-    A tool of a remote environment has only a schema.
-    """
-    if isinstance(tool, RemoteTool):
-        properties = tool.schema["function"]["parameters"].get("properties", {})
-        return {name: _SCHEMA_TYPES.get(entry.get("type"), str) for name, entry in properties.items()}
-    parameters = inspect.signature(tool.target, eval_str=True).parameters.values()
-    return {part.name: part.annotation for part in parameters if part.kind is not inspect.Parameter.VAR_KEYWORD}
-
-
-def random_arguments(tool: Tool, generator: random.Random, seen: str = "") -> dict[str, Any]:
-    """Draw arguments of the types that a tool declares; texts are words from `seen`."""
-    words = words_after(seen)
-    return {name: _random_value(kind, generator, words) for name, kind in parameters_of(tool).items()}
-
-
-def _random_value(kind: Any, generator: random.Random, words: Sequence[str]) -> Any:
-    """Draw a value of an annotated type; for a union, of its first type."""
-    origin, parts = get_origin(kind), get_args(kind)
-    if origin is Literal:
-        return generator.choice(parts)
-    if origin in (Union, types.UnionType, Annotated):
-        return _random_value(parts[0], generator, words)
-    match origin or kind:
-        case builtins.int | builtins.float:
-            return generator.randrange(10)
-        case builtins.bool:
-            return generator.random() < 0.5
-        case builtins.list | builtins.tuple | abc.Sequence:
-            return [_random_value(parts[0] if parts else str, generator, words)]
-        case builtins.dict | abc.Mapping:
-            return {}
-    return generator.choice(words)
 
 
 def expert_policy(*, mistakes: float = 0.0, seed: int = 0, through_tools: bool = False) -> Policy:

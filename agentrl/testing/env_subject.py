@@ -211,7 +211,7 @@ class Subject:
     @contextmanager
     def session(self) -> Iterator[EnvSession]:
         """Make a session with a new environment, and close it at the end."""
-        session = EnvSession(self.spec.make, self.options)
+        session = EnvSession(lambda **options: self.spec.make_under(options), self.options)
         try:
             yield session
         finally:

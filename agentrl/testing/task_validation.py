@@ -165,7 +165,7 @@ class _Lanes:
             raise AgentRLError(f"environment {self._spec.name} cannot be used", got=got) from error
 
     def _play_tasks(self, current: list[Task]) -> None:
-        session = EnvSession(self._spec.make, self._options)
+        session = EnvSession(lambda **options: self._spec.make_under(options), self._options)
         while not self.stop.is_set():
             with self._lock:
                 task = next(self._tasks, None)
@@ -185,6 +185,7 @@ def validate_task(session: EnvSession, spec: EnvironmentSpec, task: Task, option
 
     Raises:
         CallFailed: a call of the environment did not return.
+        UsageError: the environment needs more than the seed of a task that has only a seed, as all others then do.
     """
     began = time.perf_counter()
     try:
@@ -192,6 +193,8 @@ def validate_task(session: EnvSession, spec: EnvironmentSpec, task: Task, option
     except CallFailed:
         raise
     except Exception as error:
+        if isinstance(error, UsageError) and not task.options:
+            raise
         call = f"{watched_calls().raised} raised " if watched_calls().raised else ""
         return _invalid(task, f"{call}{type(error).__name__}: {error}", time.perf_counter() - began)
 

@@ -252,9 +252,15 @@ class Tool:
         return self.rules.stop
 
     @property
+    def dependencies(self) -> frozenset[str]:
+        """Names of the values that the runtime must fill in: fields of `ToolDependencies`."""
+        parts = [part for part in (self._arguments, self._options) if part]
+        return frozenset(what for part in parts for what in part.provided_parameters.values())
+
+    @property
     def needs_sandbox(self) -> bool:
         """True if a parameter is the episode's sandbox."""
-        return any("sandbox" in part.provided_parameters.values() for part in (self._arguments, self._options) if part)
+        return "sandbox" in self.dependencies
 
     @functools.cached_property
     def _function(self) -> Callable[..., Any]:
@@ -374,9 +380,9 @@ class ForwardedTool(Tool):
         return False
 
     @property
-    def needs_sandbox(self) -> bool:
-        """False, because the resources are where the calls are executed."""
-        return False
+    def dependencies(self) -> frozenset[str]:
+        """None, because the resources are where the calls are executed."""
+        return frozenset()
 
 
 class Toolset(ABC):

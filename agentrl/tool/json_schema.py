@@ -279,7 +279,7 @@ def _object_misfits(
             yield f"{key} is missing"
     others = schema.get("additionalProperties", True)
     for key, part in value.items():
-        if part is None and key in declared and key not in required:
+        if part in (None, "null") and key in declared and key not in required:
             continue
         if not all(fits(part, one, root, depth + 1) for one in _schemas_of(key, schema, others)):
             own = as_mapping(resolve(declared.get(key), root))

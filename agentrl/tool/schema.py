@@ -178,7 +178,7 @@ class Arguments:
     def read(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments in their types, defaults included.
 
-        Lists and objects may be given as JSON text, numbers as text and text as numbers; ``null`` stands for the
+        Lists, objects and null may be given as JSON text, numbers as text and text as numbers; ``null`` stands for the
         default of an optional argument that does not accept null.
 
         Raises:
@@ -187,16 +187,15 @@ class Arguments:
         from pydantic import ValidationError
 
         refuse_depth(values)
-        try:
-            return self._validate(values)
-        except ValidationError as error:
-            first = error
-        mended = self._repair_values(values, first)
-        try:
-            return self._validate(mended)
-        except ValidationError as error:
-            found = [(_path_in(mended, details), details) for details in error.errors()]
-            raise WrongArguments("; ".join(self._problem(path, same) for path, same in _one_each(found))) from error
+        while True:
+            try:
+                return self._validate(values)
+            except ValidationError as error:
+                before, values = values, self._repair_values(values, error)
+                if values != before:
+                    continue
+                found = [(_path_in(values, details), details) for details in error.errors()]
+                raise WrongArguments("; ".join(self._problem(path, same) for path, same in _one_each(found))) from error
 
     def _validate(self, values: Mapping[str, Any]) -> dict[str, Any]:
         checked = self._model.model_validate(dict(values))
@@ -206,8 +205,8 @@ class Arguments:
         wrong = {details["loc"][0] for details in error.errors() if details["loc"]}
         optional = {parameter.name for parameter in self._own if parameter.default is not parameter.empty}
         left_out = {name for name in wrong & optional if values.get(name) is None}
-        kept = {name: value for name, value in values.items() if name not in left_out}
-        mended = {name: _from_json(name, value) if name in wrong else value for name, value in kept.items()}
+        kept = ((name, value) for name, value in values.items() if name not in left_out)
+        mended = {name: _from_json(name, value) if name in wrong else value for name, value in kept}
         refuse_depth(mended)
         return mended
 
@@ -480,8 +479,8 @@ def _too_deep(name: str) -> WrongArguments:
 
 
 def _from_json(name: str, value: Any) -> Any:
-    """Parse a list or an object that was given as text."""
-    if not isinstance(value, str) or value.lstrip()[:1] not in ("[", "{"):
+    """Parse a list, an object or null that was given as text."""
+    if not isinstance(value, str) or (value != "null" and value.lstrip()[:1] not in ("[", "{")):
         return value
     try:
         return json.loads(value)

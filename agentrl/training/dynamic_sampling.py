@@ -133,12 +133,12 @@ class EpisodeSelection:
         kept, top_p = self._resample(trajectories, extras), self._config.top_p
         before = {trajectory.group_id for trajectory in trajectories}
         chosen = before if top_p is None else self._top_groups(kept, extras, top_p)
+        trained = [trajectory for trajectory in kept if trajectory.group_id in chosen]
         counts = {
             "groups/left_out": len(before) - len(chosen),
-            "trajectories/left_out": len(trajectories) - len(kept),
+            "trajectories/left_out": sum(one.group_id in chosen for one in trajectories) - len(trained),
         }
-        metrics = {name: float(count) for name, count in counts.items() if count}
-        return [trajectory for trajectory in kept if trajectory.group_id in chosen], metrics
+        return trained, {name: float(count) for name, count in counts.items() if count}
 
     def _resample(self, trajectories: Sequence[Trajectory], extras: StepExtras) -> Sequence[Trajectory]:
         settings = self._config.resample

@@ -15,7 +15,8 @@ from typing import Any
 from agentrl.config import load_config
 from agentrl.config.algorithm import PreferencesConfig
 from agentrl.config.config import SCRATCH
-from agentrl.errors import ConfigError, UsageError
+from agentrl.errors import ConfigError, UsageError, shorten
+from agentrl.message import Message
 from agentrl.message.data_file import Row, message_rows, read_rows
 from agentrl.observe.model_folder import find_model
 from agentrl.observe.run_folder import RunDirectory
@@ -29,6 +30,10 @@ from agentrl.trajectory import Trajectory
 SIDES = ("chosen", "rejected")
 PAIR = '{"prompt": […], "chosen": […], "rejected": […]}, each a list of messages'
 """Row of a file of pairs."""
+_KTO = {"completion", "label"}
+NO_KTO = (
+    "rows of KTO (prompt, completion, label) are not pairs: write a good and a bad answer to the same prompt in a row"
+)
 
 
 def check_sources(settings: PreferencesConfig) -> list[Path]:
@@ -101,22 +106,27 @@ def _are_equal(pair: Pair) -> bool:
     return better == worse
 
 
-def check_pair_tokens(settings: PreferencesConfig, model_path: str) -> None:
-    """Check that the sources' episodes were sampled with the model's tokenizer, and that files contain pairs.
+def check_pair_tokens(settings: PreferencesConfig, model_path: str | None) -> None:
+    """Check that files contain pairs, and that episodes were sampled with the model's tokenizer, if there is a model.
 
     Raises:
         ConfigError: a source's episodes were sampled with another tokenizer.
         UsageError: a source does not exist, or a row of a file is not a pair.
     """
     for store in check_sources(settings):
+        columns = _first_columns(store)
         if is_preference_file(store):
             _read_preference_chats(store)
+        elif columns >= _KTO:
+            raise UsageError(
+                f"{store} is not a file of pairs", got=", ".join(sorted(columns)), expected=PAIR, hint=NO_KTO
+            )
         elif store.is_file() and next(_trajectories(store), None) is None:
             raise UsageError(
                 f"{store} contains neither pairs nor episodes",
                 expected=f"rows {PAIR}, or the episodes of a run: --from RUN",
             )
-        else:
+        elif model_path is not None:
             check_store_tokens(store, model_path)
 
 
@@ -241,21 +251,24 @@ def first_run(sources: Sequence[Path]) -> RunDirectory:
         raise UsageError(
             "without a config, the first source must be in a run's folder",
             got=str(sources[0]),
-            expected="the trajectories of a run, or a config",
-            hint="for example: agentrl dpo CONFIG --model MODEL --from FILE",
+            expected="the trajectories of a run, a config, or a file of pairs and --model",
+            hint="for example: agentrl dpo --model MODEL --from FILE",
         )
     return run
 
 
 def is_preference_file(file: Path) -> bool:
     """Return True if the first row of a file has a column of a pair of conversations."""
-    if not file.is_file():
-        return False
+    return not _first_columns(file).isdisjoint(SIDES)
+
+
+def _first_columns(file: Path) -> Set[str]:
+    """Return the columns of a file's first row; none if it cannot be read."""
     try:
-        first = next(iter(read_rows(file, "pairs")), None)
+        first = next(iter(read_rows(file, "pairs")), None) if file.is_file() else None
     except UsageError:
-        return False
-    return first is not None and any(side in first.values for side in SIDES)
+        return frozenset()
+    return frozenset() if first is None else first.values.keys()
 
 
 def read_preference_pairs(file: Path, renderer: Renderer) -> list[Pair]:
@@ -273,7 +286,24 @@ def read_preference_pairs(file: Path, renderer: Renderer) -> list[Pair]:
 
 
 def _read_preference_chats(file: Path) -> list[tuple[Chat, ...]]:
-    return [tuple(_side(row, side) for side in SIDES) for row in read_rows(file, "pairs")]
+    return [_pair_of(row) for row in read_rows(file, "pairs")]
+
+
+def _pair_of(row: Row) -> tuple[Chat, ...]:
+    pair = tuple(_side(row, side) for side in SIDES)
+    better, worse = (_before_answer(chat) for chat in pair)
+    if better != worse:
+        raise UsageError(
+            f"chosen and rejected of {row.location} begin with different prompts",
+            got=" and ".join(shorten(" ".join(message.text for message in prompt)) for prompt in (better, worse)),
+            expected="the same messages before the first answer",
+            hint="with a column prompt, chosen and rejected do not repeat it" if row.values.get("prompt") else None,
+        )
+    return pair
+
+
+def _before_answer(chat: Chat) -> list[Message]:
+    return list(itertools.takewhile(lambda message: message.role != "assistant", chat.messages))
 
 
 def _side(row: Row, side: str) -> Chat:
@@ -283,6 +313,7 @@ def _side(row: Row, side: str) -> Chat:
             f"{row.location} is not a pair of conversations",
             got=f"the columns {', '.join(row.columns)}",
             expected=PAIR,
+            hint=NO_KTO if set(row.columns) >= _KTO else None,
         )
     values = {"messages": [*prompt, *own], "tools": row.values.get("tools")}
     return chat_of(Row(location=row.location, values=values, number=row.number))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +21,7 @@ from agentrl.errors import (
     bounded_reward,
     shorten,
 )
+from agentrl.task import Task
 from agentrl.tool import Tool, ToolResult
 from agentrl.tool.results import as_content
 
@@ -64,8 +66,8 @@ class AsyncTRLEnvironment(AsyncEnv):
         self._paid = 0.0
         given = dict(options or {})
         accepted = inspect.signature(self._inner.reset)
-        if "prompt" in given and not _accepts(accepted, "prompt"):
-            del given["prompt"]  # of every row of a data set
+        of_task = {field.name for field in dataclasses.fields(Task)}  # `reset` need not accept these
+        given = {name: value for name, value in given.items() if name not in of_task or _accepts(accepted, name)}
         try:
             accepted.bind(**given)
         except TypeError as error:

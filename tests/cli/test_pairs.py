@@ -113,6 +113,51 @@ def _pair(question: str, better: str | None, worse: str) -> dict[str, Any]:
     return {"prompt": [{"role": "user", "content": question}], **answers}
 
 
+KTO = {
+    "prompt": [{"role": "user", "content": "Guess."}],
+    "completion": [{"role": "assistant", "content": "5."}],
+    "label": True,
+}
+DIFFERENT = {
+    "chosen": [{"role": "user", "content": "A"}, {"role": "assistant", "content": "5."}],
+    "rejected": [{"role": "user", "content": "B"}, {"role": "assistant", "content": "6."}],
+}
+
+
+def test_a_file_of_pairs_and_a_model_need_no_config(agentrl: Cli, trained_run: Path, workplace: Path) -> None:
+    file = workplace / "pairs.jsonl"
+    file.write_text(json.dumps(_pair("Guess.", "I say 5.", "No.")) + "\n")
+    words = (
+        "dpo",
+        "--from",
+        str(file),
+        "--model",
+        str(trained_run),
+        f"run.directory={workplace / 'runs'}",
+        "trackers=[]",
+    )
+    shown = yaml.safe_load(agentrl(*words, "--dry-run").out)
+    assert shown["environment"] is None
+    assert not (workplace / "runs").exists()
+    ended = agentrl(*words, "preferences.epochs=1")
+    assert ended.code == 0, ended.err
+    assert (workplace / "runs" / "latest").resolve().name.startswith("chat-dpo-")
+    alone = agentrl("dpo", "--from", str(file))
+    assert "or a file of pairs and --model" in " ".join(alone.err.split())
+    ended = agentrl("reward-model", "quickstart", "--from", str(file), "--model", str(trained_run), "--dry-run")
+    assert (ended.code, "learns from the episodes of runs: got the pairs of" in " ".join(ended.err.split())) == (
+        2,
+        True,
+    )
+
+
+def test_the_config_of_a_reward_model_is_printed_without_training(agentrl: Cli, played: Path, workplace: Path) -> None:
+    ended = agentrl("reward-model", "--from", str(played), "--dry-run", "preferences.epochs=3")
+    assert ended.code == 0, ended.err
+    assert yaml.safe_load(ended.out)["preferences"]["epochs"] == 3
+    assert not (workplace / "runs").exists()
+
+
 def test_pairs_of_a_file_that_are_too_long_or_equal_are_left_out(
     agentrl: Cli, trained_run: Path, workplace: Path
 ) -> None:
@@ -124,11 +169,23 @@ def test_pairs_of_a_file_that_are_too_long_or_equal_are_left_out(
         ([], "contains neither pairs nor episodes, expected rows"),
         ([{"messages": []}], "contains neither pairs nor episodes, expected rows"),
         ([_pair("Guess.", None, "No."), _pair("Guess.", "I say 5.", "No.")], "line 1 is not a pair of conversations"),
+        (
+            [{"prompt": "Guess.", "completion": "5.", "label": True}],
+            "is not a file of pairs: got completion, label, prompt",
+        ),
+        (
+            [_pair("Guess.", "I say 5.", "No."), KTO],
+            "line 2 is not a pair of conversations: got the columns prompt, completion",
+        ),
+        (
+            [_pair("Guess.", "I say 5.", "No."), DIFFERENT],
+            "of {file} line 2 begin with different prompts: got 'A' and 'B'",
+        ),
         ([long, equal], "got 1 pairs longer than agent.max_tokens (300), 1 pairs whose two sides are equal"),
     ):
         file.write_text("".join(json.dumps(row) + "\n" for row in rows))
         ended = agentrl(*words)
-        assert (ended.code, message in " ".join(ended.err.split())) == (2, True), ended.err
+        assert (ended.code, message.format(file=file) in " ".join(ended.err.split())) == (2, True), ended.err
         assert not list(workplace.glob("runs/*"))
     array = workplace / "pairs.json"
     array.write_text(json.dumps([long, equal]))

@@ -7,11 +7,12 @@ import itertools
 import random
 import shutil
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import gymnasium
 import pytest
 from agentrl.envs.web_clicks.chromium import NAMES as CHROMIUM_NAMES
+from pydantic import BaseModel, Field
 
 from agentrl import registry
 from agentrl.env import AsyncEnv, EnvironmentSpec, Isolation
@@ -19,11 +20,13 @@ from agentrl.env.lookup import resolve_environment
 from agentrl.errors import UnknownNameError
 from agentrl.registry import Kind
 from agentrl.rollout.env_workers import RANDOM_CHARACTERS
-from agentrl.task import SeedTasks
+from agentrl.task import SeedTasks, Task
 from agentrl.testing.env_check import ELSEWHERE, LAZY, check_env
 from agentrl.testing.env_rules import contract
+from agentrl.testing.env_session import EnvSession, is_call, play, random_policy
 from agentrl.testing.env_subject import CheckDepth
 from agentrl.testing.report import CheckReport, CheckStatus
+from agentrl.tool import Tool
 
 COUNTER = itertools.count()
 GYMNASIUM = "keeps gymnasium rules"
@@ -85,6 +88,10 @@ class Goer:
 
     def mistake(self, rng: random.Random) -> str | None:
         return None
+
+
+class Owner(BaseModel):
+    name: str
 
 
 class Straying(Corridor):
@@ -341,6 +348,41 @@ def test_random_play_of_a_space_of_very_long_texts_is_short() -> None:
     spec = EnvironmentSpec(name="endless", make=Endless, tasks=lambda split, **_: SeedTasks("endless", split))
     assert check_env(spec, only=("plays an episode",)).passed
     assert 0 < max(map(len, said)) <= RANDOM_CHARACTERS
+
+
+def test_random_play_begins_with_valid_calls_where_tools_are_the_only_actions() -> None:
+    calls: list[int] = []
+
+    class Oven(gymnasium.Env[str, str]):
+        action_space = observation_space = gymnasium.spaces.Text(10)
+
+        def __init__(self) -> None:
+            self.tools = [Tool(self.heat)]
+
+        def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+            return "An oven.", {}
+
+        def heat(self, degrees: Annotated[int, Field(ge=200, le=220)], owner: Owner) -> str:
+            """Heat it.
+
+            Args:
+                degrees: Temperature.
+                owner: Whose it is.
+            """
+            calls.append(degrees)
+            return "It is warm."
+
+        def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+            return "", 0.0, True, False, {}
+
+    session = EnvSession(Oven, {})
+    for seed in range(10):
+        [*called, answer] = play(session, Task(id="1", environment="oven"), random_policy(seed), limit=50).actions
+        assert len(called) == 3
+        assert all(map(is_call, called))
+        assert not is_call(answer)
+    session.close()
+    assert len(calls) == 30, "all arguments fit the schema"
 
 
 def test_splits_are_compared_whole_where_there_is_time_and_at_distances_where_there_is_not() -> None:

@@ -30,6 +30,8 @@ from agentrl.config.derived import make_agent_loop
 from agentrl.engine import ChatAnswer, ChatPolicy, SamplingParams, StopReason
 from agentrl.env import EnvironmentSpec
 from agentrl.errors import EnvironmentFailure, Outcome, ToolError, UsageError
+from agentrl.evaluation.evaluate import PolicyKind
+from agentrl.evaluation.settings import evaluation_config
 from agentrl.message import Message
 from agentrl.remote.wire import write_served
 from agentrl.render.renderer import Renderer
@@ -101,6 +103,23 @@ def played(env: PublishedDesk, task_id: str) -> tuple[float, dict[str, Any]]:
         observation, reward, terminated, truncated, info = env.step(expert.act(observation))
         if terminated or truncated:
             return reward, info
+
+
+@pytest.mark.parametrize(
+    ("env", "overrides", "split"),
+    [
+        ("telecom", [], "test"),
+        ("telecom/valid", [], "valid"),
+        ("telecom", ["environment.split=valid"], "valid"),
+        ("household", ["environment=telecom"], "test"),
+    ],
+)
+def test_an_evaluation_plays_a_split_that_the_data_have_unless_one_is_named(
+    data: str, env: str, overrides: list[str], split: str
+) -> None:
+    options = [*overrides, f"environment.options={{data: {data}}}"]
+    config = evaluation_config(env=env, policy=PolicyKind.EXPERT, overrides=options)
+    assert (config.sole_environment.name, config.sole_environment.split) == ("telecom", split)
 
 
 @pytest.mark.parametrize("options", [{}, {"customer": "role"}])

@@ -3,6 +3,7 @@
 import io
 import logging
 import os
+import subprocess
 import sys
 from contextlib import suppress
 
@@ -110,3 +111,12 @@ def test_errors_notes_and_logs(capsys, tmp_path, monkeypatch):
     assert said.count("owned") >= 4
     assert not set(HARMFUL) & set(said)
     assert not set(HARMFUL) & set((tmp_path / "log").read_text())
+
+
+def test_a_reader_that_is_gone_ends_the_program_without_a_traceback():
+    reading, writing = os.pipe()
+    os.close(reading)
+    code = "from agentrl.observe.console import kept_streams, out\nwith kept_streams():\n    out.print('a')"
+    ended = subprocess.run([sys.executable, "-c", code], stdout=writing, stderr=subprocess.PIPE, text=True, timeout=60)
+    os.close(writing)
+    assert (ended.returncode, ended.stderr) == (1, "")

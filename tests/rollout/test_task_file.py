@@ -29,7 +29,7 @@ def test_a_prompt_may_be_a_list_of_messages(tmp_path):
 def test_written_tasks_are_read_again(tmp_path):
     asked = (Message(role="system", content="Be short."), Message(role="user", content="Why?"))
     tasks = [
-        Task(id="a", environment="e", seed=3, options={"size": [2]}, ground_truth=0, type="hard", max_turns=2),
+        Task(id="a", environment="f", seed=3, options={"size": [2]}, ground_truth=0, type="hard", max_turns=2),
         Task(id="b", environment="f", prompt="Be short.\n\nWhy?", messages=asked, columns={"source": "x"}),
     ]
     write_tasks(tasks, tmp_path / "new" / "t.jsonl")
@@ -80,7 +80,20 @@ def test_nulls_of_merged_task_files_are_columns_of_other_rows(tmp_path):
         ('{"id": 1}\n{"id": "1"}', "two rows with the same id"),
         ('{"seed": "3"}', "seed of .* line 1 has the wrong type: got '3', expected a whole number"),
         ('{"max_turns": 0}', "max_turns of .* line 1 is too small: got 0"),
-        ('{"options": [1]}', "options of .* line 1 has the wrong type"),
+        (
+            '{"options": [1]}',
+            "options of .* line 1 has the wrong type.*Rename the column if it is not meant as the options",
+        ),
+        ('{"type": ["a"]}', "type of .* line 1 has the wrong type.*Rename the column if it is not meant as the type"),
+        (
+            '{"environment": "a"}\n{"environment": "b"}\n{}',
+            "several environments: got environment a, b, e.*environments: {a: {name: …, tasks: a.jsonl}",
+        ),
+        ('{"environment": {"a": 1}}', "environment of .* line 1 has the wrong type"),
+        (
+            '{"prompt": [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "Go."}]}]}',
+            "the prompt of .* line 1 has an image, expected text; .*Reset may return them",
+        ),
     ],
 )
 def test_mistakes_are_named(tmp_path, text, message):
@@ -94,6 +107,38 @@ def test_a_file_of_another_kind_is_named(tmp_path, name, message):
     (tmp_path / name).write_bytes(b"\xff\xfe no tasks")
     with pytest.raises(UsageError, match=message):
         read_tasks(tmp_path / name, environment="e")
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+@pytest.mark.parametrize(
+    ("row", "task"),
+    [
+        ({"type": 3}, {"type": "3"}),
+        ({"type": "easy", "id": 7}, {"type": "easy", "id": "7"}),
+        ({"type": ["a"], "options": ["x", "y"], "columns": [1], "max_turns": "3"}, {}),
+        ({"environment": {"a": 1}, "seed": "s"}, {}),
+    ],
+)
+def test_columns_of_other_data_sets_reach_reset_and_reward_functions_of_a_class_for_trl(tmp_path, row, task, suffix):
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    path = tmp_path / f"t.{suffix}"
+    if suffix == "parquet":
+        parquet.write_table(pa.Table.from_pylist([{"prompt": "Go.", **row}]), path)
+    else:
+        path.write_text(json.dumps({"prompt": "Go.", **row}))
+    expected = {"id": "1", "environment": "e", "prompt": "Go.", **task}
+    [read] = read_tasks(path, environment="e", reset_columns=True)
+    assert read == Task(**expected, options={"prompt": "Go.", **row}, columns=row)
+
+
+def test_images_that_the_model_does_not_see_are_reported(tmp_path, caplog):
+    (tmp_path / "t.jsonl").write_text('{"prompt": "Go.", "images": ["a.png"]}\n{"prompt": "Go.", "images": ["b.png"]}')
+    tasks = read_tasks(tmp_path / "t.jsonl", environment="e", reset_columns=True)
+    assert [task.options["images"] for task in tasks] == [["a.png"], ["b.png"]]
+    [warning] = caplog.messages
+    assert warning.endswith("the model does not see column images; reset can return its images")
 
 
 def test_error_names_the_missing_file(tmp_path):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
+import math
 import pickle
 import random
 import sys
@@ -12,14 +14,19 @@ from typing import Annotated, ClassVar, Literal
 import pytest
 from pydantic import BaseModel, Field
 
+import agentrl
+from agentrl.builders.rewards import check_rewards
+from agentrl.config import load_config
 from agentrl.config.environment import EnvironmentConfig
 from agentrl.env import Isolation
 from agentrl.env.lookup import is_trl_environment, resolve_environment, spec_of, tool_methods
-from agentrl.errors import EnvironmentFailure, Outcome, ToolError, UsageError
+from agentrl.errors import ConfigError, EnvironmentFailure, Outcome, ToolError, UsageError
 from agentrl.message import ImagePart, TextPart
 from agentrl.rollout.budget import EpisodeLimits
 from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy, ScriptedPolicy
 from agentrl.rollout.task_source import task_source
+from agentrl.task import Task
+from agentrl.testing.task_validation import TaskStatus, validate_tasks
 from agentrl.tool import Tool
 from agentrl.tool.random_call import random_arguments
 
@@ -254,6 +261,19 @@ def test_arguments_of_reset_that_no_task_gives_are_named():
         spec_of(Wanted).make().reset(seed=1, options={"level": 2})
 
 
+def test_tasks_that_are_only_seeds_are_not_validated_one_by_one_where_reset_needs_columns():
+    class Wanted(EchoToolEnv):
+        def reset(self, word):
+            return word
+
+    spec = spec_of(Wanted)
+    with pytest.raises(UsageError, match=r"missing a required argument: 'word'.*--tasks FILE for .*env validate"):
+        list(validate_tasks(spec, {}, [Task(id=str(seed), environment="w", seed=seed) for seed in range(9)]))
+    rows = [Task(id="1", environment="w", options={"word": "a"}), Task(id="2", environment="w", options={"b": 1})]
+    results = list(validate_tasks(spec, {}, rows))
+    assert [result.status for result in results] == [TaskStatus.UNKNOWN, TaskStatus.INVALID]
+
+
 def test_rows_of_a_data_set_for_trl_are_tasks(tmp_path):
     class Wanted(EchoToolEnv):
         def reset(self, word):
@@ -281,6 +301,8 @@ def test_rows_of_a_data_set_for_trl_are_tasks(tmp_path):
         spec_of(Wanted).make().reset(seed=1, options=dict(first.options))
     named = {"prompt": "Echo.", "word": "mug"}
     assert spec_of(Wanted).make().reset(seed=1, options=named) == ("mug", {}), "reset does not want the prompt"
+    fields = {"id": 3, "type": "easy", "ground_truth": 5, "word": "mug"}
+    assert spec_of(Wanted).make().reset(seed=1, options=fields) == ("mug", {}), "nor other fields of a task"
 
 
 def test_reset_may_return_content_blocks():
@@ -339,6 +361,55 @@ def test_a_class_in_a_file_is_found(tmp_path):
 class Owner(BaseModel):
     name: str
     level: int = Field(ge=1, le=3)
+
+
+class Unpaid:
+    """Gives no reward, although the docstring of a tool mentions one."""
+
+    def reset(self, **kwargs):
+        self.count = 0
+
+    def add(self) -> str:
+        """Add 1; the reward is a function's."""
+        self.count += 1
+        return str(self.count)
+
+
+class PaidByAttribute(Unpaid):
+    reward: float
+
+
+class PaidInside(Unpaid):
+    def add(self) -> str:
+        """Add 1."""
+        [setattr(self, "reward", 1.0) for _ in range(2)]
+        return super().add()
+
+
+def counted(completions, **columns):
+    return [1.0 for _ in completions]
+
+
+@pytest.mark.parametrize("kind", [EchoToolEnv, OwnReward, LaterReward, PaidByAttribute, PaidInside])
+def test_a_class_whose_code_mentions_a_reward_gives_one(kind):
+    assert spec_of(kind).reward_range == (-math.inf, math.inf)
+
+
+def test_a_class_without_any_reward_needs_a_reward_function():
+    words = [f"environment={__name__}:Unpaid", "environment.split=train"]
+    with pytest.raises(ConfigError, match=r"Unpaid does not give rewards.*or get_reward\(\) or the attribute reward"):
+        check_rewards(load_config(None, words))
+    check_rewards(load_config(None, [*words, f"agent.reward={__name__}:counted"]))
+
+
+def test_the_advice_on_an_unknown_success_fits_a_class_for_trl(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    agentrl.evaluate(f"{__name__}:EchoToolEnv", policy="random", tasks=1)
+    told = capsys.readouterr().err
+    assert "read the mean reward" in told
+    assert "as the info" not in told
+    spec = dataclasses.replace(spec_of(EchoToolEnv), success_threshold=0.1)
+    assert agentrl.evaluate(spec, policy="random", tasks=1).success is not None
 
 
 class Thermostat:

@@ -63,6 +63,15 @@ def test_resampling_keeps_right_episodes_with_the_smallest_penalties():
     assert metrics == {"trajectories/left_out": 3}
 
 
+def test_episodes_of_groups_that_are_left_out_are_counted_as_groups_only():
+    groups = [group_of("a", [4.0], [1.0], [0.0], [0.0]), group_of("b", [1.0], [1.0], [1.0], [1.0])]
+    settings = {"keep": 2, "least_right": 1, "least_wrong": 1}
+    select = EpisodeSelection.of(AlgorithmConfig(group_size=4, selection={"resample": settings, "top_p": 0.9}))
+    found, metrics = select([one for group in groups for one in group], StepExtras())
+    assert [one.group_id for one in found] == ["a", "a"]
+    assert metrics == {"groups/left_out": 1, "trajectories/left_out": 2}
+
+
 @pytest.mark.parametrize(
     ("successes", "rewards", "kept"),
     [([True, False], [0.9, 0.9], True), ([True, True], [0.1, 0.1], False), (None, [0.5, 0.1], True)],

@@ -55,7 +55,7 @@ class ServedTasks:
         name = check_split(self.spec, split or self.spec.splits[0])
         if name not in self._sources:
             with boundary(EnvironmentFailure, f"loading the tasks of {self.spec.name}/{name}"):
-                source = self.spec.tasks(name, **self._options)
+                source = self.spec.tasks_under(name, self._options)
                 if not len(source):
                     raise UsageError(f"the split {name} of environment {self.spec.name} has no tasks")
             self._sources[name] = source

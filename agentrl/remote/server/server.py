@@ -229,7 +229,7 @@ class EnvironmentServer:
             info=await self._look(),
             sessions=self.sessions,
             begin=self._begin,
-            tasks=lambda split: self.spec.tasks(split, **self._options),
+            tasks=lambda split: self.spec.tasks_under(split, self._options),
             splits=self.spec.splits_under(self._options),
             token=self.settings.token,
             host=self.settings.host,

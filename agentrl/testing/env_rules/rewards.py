@@ -25,15 +25,14 @@ from agentrl.testing.env_session import (
     Policy,
     call_action,
     expert_policy,
-    parameters_of,
     plain_text,
     play,
-    random_arguments,
     random_policy,
 )
 from agentrl.testing.env_subject import Subject, until
 from agentrl.testing.report import CheckFinding, RuleFailed, RuleSkipped, RuleWarned, rule
 from agentrl.tool import Tool
+from agentrl.tool.random_call import random_arguments
 
 ROUNDED = 0.05
 """Tolerance of a stated score, which is rounded and measured on finitely many episodes."""
@@ -337,7 +336,7 @@ def _giving_up(seed: int) -> Policy:
             tools = [tool for tool in session.own_tools() if _GIVING_UP.search(tool.name)]
         if tools:
             tool = tools.pop()
-            return call_action(tool, random_arguments(tool, generator, plain_text(observation)))
+            return call_action(tool, random_arguments(tool.schema, generator, plain_text(observation)))
         return "I give up. I do not know the answer."
 
     return choose
@@ -352,7 +351,7 @@ def _saying_everything() -> Policy:
         nonlocal tools
         seen.append(plain_text(observation))
         if tools is None:
-            tools = [tool for tool in session.own_tools() if not parameters_of(tool)]
+            tools = [one for one in session.own_tools() if not one.schema["function"]["parameters"].get("properties")]
         if tools:
             return call_action(tools.pop(), {})
         texts = [*map(str, range(EVERYTHING)), *(session.call("admissible_actions") or ()), *seen]
