@@ -53,7 +53,7 @@ _ONLY_WITH_ROLLOUTS = frozenset(
     {
         *("algorithm", "curriculum", "schedules", "evaluation.every", "checkpoint.every", "checkpoint.background"),
         *(f"trainer.{name}" for name in ("tasks_per_step", "mini_batches", "mini_batch_rows", "max_kl", "critic")),
-        "trainer.process_reward",
+        *("trainer.process_reward", "trainer.restarts"),
     }
 )
 """Sections and keys that `agentrl sft`, `agentrl dpo` and `agentrl reward-model` do not read."""

@@ -208,7 +208,7 @@ class JsonLinesWriter:
             f"{self.path} was moved or removed during the run",
             got=got,
             expected="a folder that is not moved until its run ends",
-            hint="move it back and continue with: agentrl train --resume RUN, or resume it at its new path",
+            hint="move it back, then resume it with --resume RUN, or resume it at its new path",
         )
 
 

@@ -156,8 +156,7 @@ class RunDirectory:
             raise UsageError(
                 f"{path} already exists",
                 expected="a new folder",
-                hint="choose another run.name, remove it, or resume it with: "
-                f"agentrl train --resume {shlex.quote(str(path))}",
+                hint=f"choose another run.name, remove it, or resume it with --resume {shlex.quote(str(path))}",
             )
         run = cls(path)
         link = parent / LATEST

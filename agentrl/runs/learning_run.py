@@ -142,18 +142,14 @@ class LearningRun(abc.ABC):
             ) as status_writer,
         ):
             self._watcher.on_start(self.folder.path, self.status)
-            self.enter(Phase.PREPARE)
-            for change in self._run.changes:
-                self.say(f"changed: {change} ({change.rule.why})")
-            for warning in core_warnings(self.config):
-                self.say(warning)
             self._saved = self._checkpoints.newest()
             state = None if self._saved is None else read_progress(self._saved, LearningState)
-            if state is None and self.folder.metrics_file.is_file():
-                self.say("the run has no checkpoint: it starts again from its first update")
+            if state is not None:
+                self.status.step, self.status.steps = state.update, state.updates
             if state is None or not state.is_over:
                 state = self._train(state)
             else:
+                self.enter(self.phase)
                 self.say(f"the training has ended after update {state.update} of {state.updates}")
             status_writer.is_interrupted = not state.is_over
             assert self._saved is not None
@@ -167,6 +163,13 @@ class LearningRun(abc.ABC):
 
     def _train(self, state: LearningState | None) -> LearningState:
         """Train to the end or until a requested stop, and return the state of the last checkpoint."""
+        self.enter(Phase.PREPARE)
+        for change in self._run.changes:
+            self.say(f"changed: {change} ({change.rule.why})")
+        for warning in core_warnings(self.config):
+            self.say(warning)
+        if state is None and self.folder.metrics_file.is_file():
+            self.say("the run has no checkpoint: it starts again from its first update")
         prepared = run_until_stopped(self.prepare(resumes=state is not None), self.interruption)
         self._check_same_data(prepared, state)
         self.enter(self.phase)
@@ -270,12 +273,16 @@ class LearningRun(abc.ABC):
 
 
 def digest_trajectories(trajectories: Iterable[Trajectory]) -> str:
-    """Return a digest of the tokens of trajectories, and of the sources of these tokens."""
+    """Return a digest of the tokens of trajectories, the sources of these tokens, and the images."""
+    sequences = (sequence for trajectory in trajectories for sequence in trajectory.sequences)
     return digest(
-        part.tobytes()
-        for trajectory in trajectories
-        for sequence in trajectory.sequences
-        for part in (np.asarray(sequence.token_ids), np.asarray(sequence.sources))
+        part
+        for sequence in sequences
+        for part in (
+            np.asarray(sequence.token_ids).tobytes(),
+            np.asarray(sequence.sources).tobytes(),
+            *(placed.image.checksum.encode() for placed in sequence.images),
+        )
     )
 
 

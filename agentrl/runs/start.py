@@ -18,7 +18,7 @@ from agentrl.builders.tools import check_tools
 from agentrl.config.config import SCRATCH, Config
 from agentrl.config.derived import per_environment_configs
 from agentrl.config.load import dump_config, load_config
-from agentrl.config.resume_rules import LEARNING_RULES, Change, changes, check_same_run
+from agentrl.config.resume_rules import Change, changes, check_same_run, learning_rules
 from agentrl.config.step_settings import environment_stages
 from agentrl.env.lookup import resolve_environment
 from agentrl.errors import ConfigError, UsageError
@@ -176,8 +176,18 @@ def resume_learning(path: str | Path, overrides: Sequence[str] = (), *, command:
     """Open an existing run of the `command` ``sft``, ``dpo`` or ``reward-model`` to resume it, like `resume_run`."""
     folder = _open_run(path, command)
     config = load_config(folder.config_file, overrides)
-    found = changes(load_config(folder.config_file), config, LEARNING_RULES)
-    check_same_run(found)
+    rules = learning_rules("sft" if command == "sft" else "preferences")
+    found = changes(load_config(folder.config_file), config, rules)
+    check_same_run(found, command)
+    status = read_status(folder.path)
+    if found and status is not None and status.end is RunEnd.FINISHED:
+        raise ConfigError(
+            "the change has no effect: the training has ended",
+            got=", ".join(map(str, found)),
+            expected="a run that was stopped or killed",
+            hint="to train further, start a new run from its model: "
+            f"agentrl {command} … model.path={shlex.quote(str(folder.path))}",
+        )
     check_observers(config)
     return Run(folder, config, found)
 
