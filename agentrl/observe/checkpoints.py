@@ -59,7 +59,9 @@ class Checkpoints:
         self.keep = keep
 
     def save(self, step: int, write: Callable[[Path], None]) -> Checkpoint:
-        """Write the checkpoint of a step, then delete the oldest ones beyond `keep`.
+        """Write the checkpoint of a step, then delete the oldest ones beyond `keep`, and later ones.
+
+        A run has later ones if it resumed from an earlier one because they were damaged.
 
         Args:
             step: Number of finished training steps.
@@ -84,7 +86,7 @@ class Checkpoints:
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
-        self._prune()
+        self._prune(step)
         return Checkpoint(step, final)
 
     def newest(self) -> Checkpoint | None:
@@ -116,9 +118,12 @@ class Checkpoints:
         found = (Checkpoint(step, path) for step, path in steps if step is not None)
         return sorted(found, key=lambda checkpoint: checkpoint.step)
 
-    def _prune(self) -> None:
-        for checkpoint in self.present()[: -self.keep]:
-            shutil.rmtree(checkpoint.path)
+    def _prune(self, step: int) -> None:
+        present = self.present()
+        kept = [checkpoint for checkpoint in present if checkpoint.step <= step][-self.keep :]
+        for checkpoint in present:
+            if checkpoint not in kept:
+                shutil.rmtree(checkpoint.path)
         for path in self.folder.iterdir():
             if _LEFTOVER.fullmatch(path.name) and _is_own_folder(path):
                 shutil.rmtree(path)

@@ -80,6 +80,16 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_message(checkpoints, caplog,
         checkpoints.newest()
 
 
+def test_a_new_checkpoint_replaces_later_ones_that_are_damaged(checkpoints):
+    for step in (2, 4):
+        checkpoints.save(step, writer("a"))
+    (checkpoints.folder / "step-000004" / "state").write_text("xx")
+    less = Checkpoints(checkpoints.folder, keep=1)
+    assert less.newest().step == 2
+    less.save(3, writer("b"))
+    assert [checkpoint.step for checkpoint in less.present()] == [3]
+
+
 def test_a_full_disk_keeps_the_checkpoint_before(tmp_path):
     code = textwrap.dedent(
         """
