@@ -223,7 +223,7 @@ def test_the_digest_of_the_data_covers_images(trajectories):
     def digest(*images):
         found = copy.deepcopy(trajectories)
         for data in images:
-            found[1].sequences[0].place(PlacedImage(start=0, rows=1, columns=1, image=ImagePart(data)))
+            found[1].sequences[0].place(PlacedImage(start=0, rows=1, columns=1, image=ImagePart(data=data)))
         return digest_trajectories(found)
 
     assert digest(b"red") == digest(b"red")
