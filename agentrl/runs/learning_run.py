@@ -80,7 +80,7 @@ class Prepared:
 class LearningRun(abc.ABC):
     """A run that learns from fixed data; with a checkpoint in its folder, it resumes from it.
 
-    `interruption` stops it from another thread at its next progress report.
+    `interruption` stops it from another thread after the current update or wait.
     """
 
     name: ClassVar[str]
@@ -242,7 +242,8 @@ class LearningRun(abc.ABC):
         try:
             self._save(prepared, parts, is_over=False)
         except UsageError as error:  # such as a full disk, which may have room again in ten minutes
-            self.say(f"update {parts.learner.done} is not saved, and the training continues: {error}")
+            reason = UsageError(error.what, got=error.got)
+            self.say(f"update {parts.learner.done} is not saved, and the training continues: {reason}")
 
     def _save(self, prepared: Prepared, parts: LearnerParts, *, is_over: bool) -> LearningState:
         """Save the model, and the state that a resumed run needs."""
