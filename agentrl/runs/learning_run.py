@@ -208,7 +208,14 @@ class LearningRun(abc.ABC):
             )
 
     async def find_base(self) -> str:
-        """Find or make the initial model, and return its folder."""
+        """Find or make the initial model, and return its folder.
+
+        If it is gone, such as an older checkpoint of another run, a resumed run without adapters needs only the
+        tokenizer and the config, which its own checkpoint holds, too.
+        """
+        path = Path(self.config.model.path)
+        if self._saved is not None and self.config.model.lora is None and path.is_absolute() and not path.exists():
+            return str(self._saved.path / MODEL)
         return await prepare_model(self.config, self.folder.model, say=self.say)
 
     def enter(self, phase: Phase) -> None:

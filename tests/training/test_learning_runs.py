@@ -211,6 +211,13 @@ def test_each_command_resumes_its_own_runs(stopped, trained):
 
 
 @pytest.mark.slow
+def test_a_run_resumes_after_its_initial_model_was_removed(stopped, trained):
+    shutil.rmtree(trained / "checkpoints")
+    result = warm_start(resume_learning(stopped, command="sft"))
+    assert (result.interrupted, len(numbers(stopped))) == (False, result.step)
+
+
+@pytest.mark.slow
 def test_a_run_without_its_demonstrations_is_not_resumed(tiny_run):
     run, requested = tiny_run(EXPERT), StopRequest()
     assert warm_start(run, watcher=Ending(2, requested), interruption=requested).interrupted
