@@ -27,6 +27,7 @@ from agentrl.config.load import dump_config
 from agentrl.config.trainer import SFTConfig
 from agentrl.config.usual_learning_rate import warmup_warnings
 from agentrl.errors import UsageError
+from agentrl.errors.foreign import run_in_own_thread
 from agentrl.observe.checkpoints import Checkpoint, Checkpoints
 from agentrl.observe.metrics import TIMING_PREFIX
 from agentrl.observe.model_folder import MODEL
@@ -214,7 +215,8 @@ class LearningRun(abc.ABC):
         tokenizer and the config, which its own checkpoint holds, too.
         """
         path = Path(self.config.model.path)
-        if self._saved is not None and self.config.model.lora is None and path.is_absolute() and not path.exists():
+        may_be_gone = self.config.model.lora is None and path.is_absolute()
+        if self._saved is not None and may_be_gone and not await run_in_own_thread(path.is_dir):
             return str(self._saved.path / MODEL)
         return await prepare_model(self.config, self.folder.model, say=self.say)
 
