@@ -166,6 +166,7 @@ def dpo(
     epilog=examples(
         "agentrl reward-model --from runs/latest",
         "agentrl reward-model --from runs/grpo --model Qwen/Qwen2.5-0.5B preferences.learning_rate=1e-5",
+        "agentrl reward-model --resume runs/latest",
         "agentrl train quickstart agent.reward_model.path=runs/latest",
     ),
 )

@@ -45,7 +45,7 @@ _PLAY = ResumeRule(False, "it changes the rules of episodes")
 _OBJECTIVE = ResumeRule(False, "it changes the loss of the same episodes")
 _UPDATE = ResumeRule(False, "it changes what an update consists of, which the optimizer's state depends on")
 _CONTEXT = ResumeRule(False, "it changes where episodes end")
-_UNREAD = ResumeRule(False, "training does not read it")
+_UNREAD = ResumeRule(False, "this training does not read it")
 _LENGTH = ResumeRule(True, "length of the run; a cosine schedule is recomputed for the new length")
 _RATE = ResumeRule(True, "size of the updates from now on: an unstable run may need smaller ones")
 _PLACE = ResumeRule(True, "placement and speed of the same computation")
@@ -136,23 +136,6 @@ RULES: Mapping[str, ResumeRule] = {
     "trackers": _WATCH,
 }
 """Rules by key or key prefix. The longest matching one applies, and every config key has a match."""
-LEARNING_RULES: Mapping[str, ResumeRule] = {
-    **RULES,
-    "sft": _UPDATE,
-    "sft.data": ResumeRule(True, "place of the file, whose contents must stay the same"),
-    "preferences": _UPDATE,
-    "preferences.sources": ResumeRule(True, "place of the episodes, which must stay the same"),
-    **{
-        f"{section}.{name}": rule
-        for section in ("sft", "preferences")
-        for name, rule in {
-            **dict.fromkeys(("learning_rate", "warmup_steps", "schedule"), _RATE),
-            "save_minutes": _WATCH,
-        }.items()
-    },
-    **dict.fromkeys(("sft.stop_at", "sft.check_every", "sft.check_tasks"), ResumeRule(True, "when the training ends")),
-}
-"""Rules of runs that learn from fixed data: `agentrl sft`, `agentrl dpo` and `agentrl reward-model`."""
 OPTION_RULES: Mapping[str, ResumeRule] = dict.fromkeys(
     (f"agent.options.{name}" for name in ("host", "port", "key_variable", "feedback_key_variable", "expires_s")),
     ResumeRule(True, "address, keys and patience of live traffic"),
@@ -185,6 +168,25 @@ def rule_of(key: str, rules: Mapping[str, ResumeRule] = RULES) -> ResumeRule:
     return rules[next((prefix for prefix in prefixes if prefix in rules), key)]
 
 
+def learning_rules(section: str) -> Mapping[str, ResumeRule]:
+    """Return the rules of runs that learn from fixed data by a config section: ``sft`` or ``preferences``."""
+    schedule = ("learning_rate", "warmup_steps", "schedule")
+    own = {
+        **dict.fromkeys(schedule, _RATE),
+        "save_minutes": _WATCH,
+        "data": ResumeRule(True, "place of the file, whose contents must stay the same"),
+        "sources": ResumeRule(True, "place of the episodes, which must stay the same"),
+        **dict.fromkeys(("stop_at", "check_every", "check_tasks"), ResumeRule(True, "when the training ends")),
+    }
+    unread = (*schedule, "min_lr_ratio", "steps", "critic", "process_reward", "critic.learning_rate")
+    return {
+        **RULES,
+        **dict.fromkeys((f"trainer.{name}" for name in (*unread, "process_reward.learning_rate")), _UNREAD),
+        section: _UPDATE,
+        **{f"{section}.{name}": rule for name, rule in own.items()},
+    }
+
+
 def changes(saved: Config, config: Config, rules: Mapping[str, ResumeRule] = RULES) -> tuple[Change, ...]:
     """Return the keys whose values differ, sorted by name."""
     before, after = dict(_flat(saved.model_dump(mode="json"))), dict(_flat(config.model_dump(mode="json")))
@@ -194,8 +196,8 @@ def changes(saved: Config, config: Config, rules: Mapping[str, ResumeRule] = RUL
     )
 
 
-def check_same_run(found: tuple[Change, ...]) -> None:
-    """Check that all changes are allowed on resume.
+def check_same_run(found: tuple[Change, ...], command: str = "train") -> None:
+    """Check that all changes are allowed when this command resumes the run.
 
     Raises:
         ConfigError: some are not; the message gives the reason for each.
@@ -206,9 +208,11 @@ def check_same_run(found: tuple[Change, ...]) -> None:
         raise ConfigError(
             "these keys cannot change on resume" if len(refused) > 1 else "this key cannot change on resume",
             got=reasons,
-            expected="changes of its length, learning rate, placement, speed, evaluations, checkpoints or trackers",
+            expected="changes of its length, learning rate, placement, speed, evaluations, checkpoints or trackers"
+            if command == "train"
+            else "changes of its learning rate, placement, speed, checkpoints or trackers, or of the place of its data",
             hint="to train with other settings, start a new run from this one's model: "
-            "agentrl train CONFIG model.path=RUN",
+            f"agentrl {command} CONFIG model.path=RUN",
         )
 
 

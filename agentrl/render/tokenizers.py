@@ -39,9 +39,10 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerFast:
     try:
         return cast("PreTrainedTokenizerFast", AutoTokenizer.from_pretrained(path, use_fast=True))
     except (OSError, ValueError, KeyError) as error:
+        is_gone = Path(path).is_absolute() and not Path(path).exists()
         raise UsageError(
             f"cannot load the tokenizer of {path}",
-            got=str(error).strip().splitlines()[0],
+            got="no such folder" if is_gone else str(error).strip().splitlines()[0],
             expected="a folder with a Hugging Face tokenizer, or a model on the hub and a connection to it",
         ) from error
 

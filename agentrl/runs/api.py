@@ -42,7 +42,7 @@ from agentrl.registry import SESSION, Kind, name_of
 from agentrl.reward import Scorer
 from agentrl.rollout.task_source import limited_by_tasks
 from agentrl.rollout.waits import RolloutCounters
-from agentrl.runs.preferences import learn_preferences, train_reward
+from agentrl.runs.preferences import check_preferences, check_reward_training, learn_preferences, train_reward
 from agentrl.runs.rl import train as train_run
 from agentrl.runs.sft import check_sft_start, check_warm_start, warm_start
 from agentrl.runs.start import RunResult, resume_learning, resume_run, start_run
@@ -144,12 +144,12 @@ def train(
     return _raise_if_interrupted(_run_off_loop(work, interruption))
 
 
-_LEARNING: Mapping[str, tuple[Callable[..., RunResult], str]] = {
-    "sft": (warm_start, "sft"),
-    "dpo": (learn_preferences, "preferences"),
-    "reward-model": (train_reward, "preferences"),
+_LEARNING: Mapping[str, tuple[Callable[[Config], None], Callable[..., RunResult], str]] = {
+    "sft": (check_warm_start, warm_start, "sft"),
+    "dpo": (check_preferences, learn_preferences, "preferences"),
+    "reward-model": (check_reward_training, train_reward, "preferences"),
 }
-"""Functions that resume a run of these commands, and the sections from which they read the learning rate."""
+"""Functions that check and resume a run of these commands, and the sections from which they read the learning rate."""
 
 
 def resume(
@@ -197,9 +197,15 @@ def resume(
     def work() -> RunResult:
         words, status = [*_override("trainer.steps", steps), *override_words(overrides)], read_status(Path(folder))
         command = "train" if status is None else status.resumed_by
-        run, section = _LEARNING.get(command, (train_run, "trainer"))
-        warn_ignored(words, reads=section)
-        found = resume_learning(folder, words, command=command) if run is not train_run else resume_run(folder, words)
+        if command in _LEARNING:
+            check, run, section = _LEARNING[command]
+            warn_ignored(words, reads=section)
+            found = resume_learning(folder, words, command=command)
+            check(found.config)
+        else:
+            run = train_run
+            warn_ignored(words, reads="trainer")
+            found = resume_run(folder, words)
         _warn_elsewhere(found.folder)
         with _watcher(progress, watcher) as display:
             return run(found, watcher=display, interruption=interruption)

@@ -27,6 +27,7 @@ from agentrl.config.load import dump_config
 from agentrl.config.trainer import SFTConfig
 from agentrl.config.usual_learning_rate import warmup_warnings
 from agentrl.errors import UsageError
+from agentrl.errors.foreign import run_in_own_thread
 from agentrl.observe.checkpoints import Checkpoint, Checkpoints
 from agentrl.observe.metrics import TIMING_PREFIX
 from agentrl.observe.model_folder import MODEL
@@ -170,20 +171,14 @@ class LearningRun(abc.ABC):
             ) as status_writer,
         ):
             self._watcher.on_start(self.folder.path, self.status)
-            self.enter(Phase.PREPARE)
-            if self._reason is not None:
-                self.say(self._reason)
-            for change in self._run.changes:
-                self.say(f"changed: {change} ({change.rule.why})")
-            for warning in core_warnings(self.config):
-                self.say(warning)
             self._saved = self._checkpoints.newest()
             state = None if self._saved is None else read_progress(self._saved, LearningState)
-            if state is None and self.folder.metrics_file.is_file():
-                self.say("the run has no checkpoint: it starts again from its first update")
+            if state is not None:
+                self.status.step, self.status.steps = state.update, state.updates
             if state is None or not state.is_over:
                 state = self._train(state)
             else:
+                self.enter(self.phase)
                 self.say(f"the training has ended after update {state.update} of {state.updates}")
             status_writer.is_interrupted = not state.is_over
             assert self._saved is not None
@@ -197,6 +192,15 @@ class LearningRun(abc.ABC):
 
     def _train(self, state: LearningState | None) -> LearningState:
         """Train to the end or until a requested stop, and return the state of the last checkpoint."""
+        self.enter(Phase.PREPARE)
+        if self._reason is not None:
+            self.say(self._reason)
+        for change in self._run.changes:
+            self.say(f"changed: {change} ({change.rule.why})")
+        for warning in core_warnings(self.config):
+            self.say(warning)
+        if state is None and self.folder.metrics_file.is_file():
+            self.say("the run has no checkpoint: it starts again from its first update")
         prepared = run_until_stopped(self.prepare(resumes=state is not None), self.interruption)
         self._check_same_data(prepared, state)
         self.enter(self.phase)
@@ -235,7 +239,15 @@ class LearningRun(abc.ABC):
             )
 
     async def find_base(self) -> str:
-        """Find or make the initial model, and return its folder."""
+        """Find or make the initial model, and return its folder.
+
+        If it is gone, such as an older checkpoint of another run, a resumed run without adapters needs only the
+        tokenizer and the config, which its own checkpoint holds, too.
+        """
+        path = Path(self.config.model.path)
+        may_be_gone = self.config.model.lora is None and path.is_absolute()
+        if self._saved is not None and may_be_gone and not await run_in_own_thread(path.is_dir):
+            return str(self._saved.path / MODEL)
         return await prepare_model(self.config, self.folder.model, say=self.say)
 
     def enter(self, phase: Phase) -> None:
@@ -269,7 +281,8 @@ class LearningRun(abc.ABC):
         try:
             self._save(prepared, parts, is_over=False)
         except UsageError as error:  # such as a full disk, which may have room again in ten minutes
-            self.say(f"update {parts.learner.done} is not saved, and the training continues: {error}")
+            reason = UsageError(error.what, got=error.got)
+            self.say(f"update {parts.learner.done} is not saved, and the training continues: {reason}")
 
     def _save(self, prepared: Prepared, parts: LearnerParts, *, is_over: bool) -> LearningState:
         """Save the model, and the state that a resumed run needs."""
@@ -300,12 +313,16 @@ class LearningRun(abc.ABC):
 
 
 def digest_trajectories(trajectories: Iterable[Trajectory]) -> str:
-    """Return a digest of the tokens of trajectories, and of the sources of these tokens."""
+    """Return a digest of the tokens of trajectories, the sources of these tokens, and the images."""
+    sequences = (sequence for trajectory in trajectories for sequence in trajectory.sequences)
     return digest(
-        part.tobytes()
-        for trajectory in trajectories
-        for sequence in trajectory.sequences
-        for part in (np.asarray(sequence.token_ids), np.asarray(sequence.sources))
+        part
+        for sequence in sequences
+        for part in (
+            np.asarray(sequence.token_ids).tobytes(),
+            np.asarray(sequence.sources).tobytes(),
+            *(placed.image.checksum.encode() for placed in sequence.images),
+        )
     )
 
 

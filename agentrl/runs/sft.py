@@ -208,7 +208,8 @@ class WarmStart(LearningRun):
 
 def _read_demonstrations(folder: Path) -> list[Trajectory]:
     """Read the demonstrations that a run has stored, as `collect_demonstrations` returned them."""
-    ended = [found.trajectory for found in read_trajectories(folder)]  # an attempt after its retries
+    stored = read_trajectories(folder) if folder.is_dir() else ()  # without it, the data is not that of the checkpoint
+    ended = [found.trajectory for found in stored]  # an attempt after its retries
     good = _select_trainable({int(t.group_id.removeprefix(_GROUP)): t for t in ended})
     return [good[number] for number in sorted(good)]
 

@@ -18,7 +18,7 @@ from agentrl.builders.tools import check_tools
 from agentrl.config.config import SCRATCH, Config
 from agentrl.config.derived import per_environment_configs
 from agentrl.config.load import dump_config, load_config
-from agentrl.config.resume_rules import LEARNING_RULES, RULES, Change, ResumeRule, changes, check_same_run
+from agentrl.config.resume_rules import RULES, Change, ResumeRule, changes, check_same_run, learning_rules
 from agentrl.config.step_settings import environment_stages
 from agentrl.env.lookup import resolve_environment
 from agentrl.errors import ConfigError, UsageError
@@ -173,7 +173,17 @@ def resume_run(path: str | Path, overrides: Sequence[str] = ()) -> Run:
 
 def resume_learning(path: str | Path, overrides: Sequence[str] = (), *, command: str) -> Run:
     """Open an existing run of the `command` ``sft``, ``dpo`` or ``reward-model`` to resume it, like `resume_run`."""
-    return _reopen(path, overrides, command, LEARNING_RULES)
+    run = _reopen(path, overrides, command, learning_rules("sft" if command == "sft" else "preferences"))
+    status = read_status(run.folder.path)
+    if run.changes and status is not None and status.end is RunEnd.FINISHED:
+        raise ConfigError(
+            "the change has no effect: the training has ended",
+            got=", ".join(map(str, run.changes)),
+            expected="a run that was stopped or killed",
+            hint="to train further, start a new run from its model: "
+            f"agentrl {command} … model.path={shlex.quote(str(run.folder.path))}",
+        )
+    return run
 
 
 def _reopen(path: str | Path, overrides: Sequence[str], command: str, rules: Mapping[str, ResumeRule]) -> Run:
@@ -181,7 +191,7 @@ def _reopen(path: str | Path, overrides: Sequence[str], command: str, rules: Map
     folder = _open_run(path, command)
     config = load_config(folder.config_file, overrides)
     found = changes(load_config(folder.config_file), config, rules)
-    check_same_run(found)
+    check_same_run(found, command)
     check_observers(config)
     if (base := _base_weights(config)) and base != read_start_record(folder).get("base", base):
         _log.warning(

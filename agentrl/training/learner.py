@@ -43,7 +43,7 @@ class Learner(abc.ABC, Generic[Batch]):
     """
 
     data: ClassVar[str]
-    """What the loss is computed on, for error messages."""
+    """Name of the data in error messages."""
     section: ClassVar[str]
     """Config section of the learning rate."""
 

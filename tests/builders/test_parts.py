@@ -357,6 +357,8 @@ def test_a_run_that_was_killed_after_its_last_step_is_resumed(tiny_run):
 def test_an_absent_tokenizer_is_named(tmp_path):
     with pytest.raises(UsageError, match="cannot load the tokenizer"):
         load_tokenizer(str(tmp_path))
+    with pytest.raises(UsageError, match=r"cannot load the tokenizer of .*: got no such folder"):
+        load_tokenizer(str(tmp_path / "none"))
     with pytest.raises(UsageError, match="no model found in"):
         resolve_model(load_config(None, ["environment=a", f"model.path={tmp_path / 'none'}"]))
 

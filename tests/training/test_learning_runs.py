@@ -1,6 +1,8 @@
 """Runs on fixed data (SFT, DPO, reward models) resume bit for bit from a stop and a kill, on the same data only."""
 
+import copy
 import json
+import shutil
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -10,8 +12,12 @@ from safetensors.torch import load_file
 from support.runs import numbers
 
 from agentrl.errors import ConfigError, UsageError
+from agentrl.message import ImagePart
+from agentrl.message.image import PlacedImage
 from agentrl.observe.progress import Phase, RunWatcher
+from agentrl.observe.run_status import RunEnd, read_status
 from agentrl.runs.api import resume
+from agentrl.runs.learning_run import digest_trajectories
 from agentrl.runs.preferences import learn_preferences, train_reward
 from agentrl.runs.rl import train
 from agentrl.runs.sft import warm_start
@@ -83,6 +89,10 @@ def check_resumes(make, learn, command, ending=Ending):
     assert_same(result, run, expected, other)
     again = learn(resume_learning(run.folder.path, command=command))
     assert (again.step, again.interrupted, again.metrics) == (result.step, False, result.metrics)
+    status, section = read_status(run.folder.path), "sft" if command == "sft" else "preferences"
+    assert (status.step, status.steps, status.end) == (result.step, result.step, RunEnd.FINISHED)
+    with pytest.raises(ConfigError, match=rf"the training has ended.*learning_rate.*agentrl {command} … model\.path="):
+        resume_learning(run.folder.path, [f"{section}.learning_rate=1"], command=command)
 
 
 @pytest.mark.slow
@@ -181,9 +191,12 @@ def test_only_the_same_data_is_resumed_and_it_may_have_moved(stopped, tmp_path):
         warm_start(resume_learning(stopped, command="sft"))
     chats(moved, 6)
     with pytest.raises(
-        ConfigError, match=r"this key cannot change on resume.*sft\.epochs: 3 -> 4 \(it changes what an"
+        ConfigError, match=r"this key cannot change.*sft\.epochs: 3 -> 4 \(it changes what an.*: agentrl sft CONFIG"
     ):
         resume_learning(stopped, ["sft.epochs=4"], command="sft")
+    for unread in ("trainer.steps=9", "trainer.learning_rate=1", "preferences.learning_rate=1"):
+        with pytest.raises(ConfigError, match=r"this training does not read it"):
+            resume_learning(stopped, [unread], command="sft")
     assert not resume(stopped, overrides=[f"sft.data={moved}", "sft.learning_rate=1e-4"], progress=False).interrupted
 
 
@@ -195,3 +208,30 @@ def test_each_command_resumes_its_own_runs(stopped, trained):
         resume_run(stopped)
     with pytest.raises(UsageError, match=r"is not a run of agentrl dpo: got a run of agentrl train"):
         resume_learning(trained, command="dpo")
+
+
+@pytest.mark.slow
+def test_a_run_resumes_after_its_initial_model_was_removed(stopped, trained):
+    shutil.rmtree(trained / "checkpoints")
+    result = warm_start(resume_learning(stopped, command="sft"))
+    assert (result.interrupted, len(numbers(stopped))) == (False, result.step)
+
+
+@pytest.mark.slow
+def test_a_run_without_its_demonstrations_is_not_resumed(tiny_run):
+    run, requested = tiny_run(EXPERT), StopRequest()
+    assert warm_start(run, watcher=Ending(2, requested), interruption=requested).interrupted
+    shutil.rmtree(run.folder.trajectories)
+    with pytest.raises(UsageError, match="the data has changed since the training began"):
+        warm_start(resume_learning(run.folder.path, command="sft"))
+
+
+def test_the_digest_of_the_data_covers_images(trajectories):
+    def digest(*images):
+        found = copy.deepcopy(trajectories)
+        for data in images:
+            found[1].sequences[0].place(PlacedImage(start=0, rows=1, columns=1, image=ImagePart(data=data)))
+        return digest_trajectories(found)
+
+    assert digest(b"red") == digest(b"red")
+    assert len({digest(b"red"), digest(b"blue"), digest(), digest_trajectories(trajectories[1:])}) == 4

@@ -252,7 +252,7 @@ class RankActors(StartedRanks):
         """Return the error for a rank; a run can restart unless the rank's own code failed."""
         own_code = isinstance(cause, AgentRLError | self._cluster.ray.exceptions.RayTaskError)
         what, kind = f"rank {rank} of the trainer", TrainingError if own_code else RankLost
-        hint = "resume from the newest checkpoint with agentrl train --resume"
+        hint = "resume the run from its newest checkpoint with --resume"
         return self._cluster.loss(self._place(rank), what, cause, kind=kind, hint=hint)
 
     def _silence(self) -> TrainingError | None:

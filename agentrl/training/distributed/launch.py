@@ -235,7 +235,7 @@ class RankProcesses(StartedRanks):
         return kind(
             f"rank {rank} of the trainer ended (process {self._processes[rank].pid})",
             got=_cause(ended[rank]) + (f", with the output:\n{output}" if output else ""),
-            hint=f"see its log: {self._log(rank)}; resume the run from its newest checkpoint, with --resume RUN",
+            hint=f"see its log: {self._log(rank)}; resume the run from its newest checkpoint with --resume",
         )
 
     def _find_stopped(self, after_s: float = 0.0) -> TrainingError | None:
@@ -249,7 +249,7 @@ class RankProcesses(StartedRanks):
                     return RankLost(
                         f"rank {rank} of the trainer does not answer (process {process.pid})",
                         got="a process that a signal or a debugger has stopped",
-                        hint="resume the run from its newest checkpoint, with --resume RUN",
+                        hint="resume the run from its newest checkpoint with --resume",
                     )
         return None
 
