@@ -19,8 +19,8 @@ from __future__ import annotations
 import enum
 import random
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from agentrl.config.config import Config
@@ -49,19 +49,32 @@ class GroupOutcome:
     episodes: int
     """Number of trainable episodes."""
     tries: int
-    """Number of episodes that report success or failure."""
+    """Number of episodes that report success or failure; see `count_failures`."""
     successes: int
     proposals: Sequence[Mapping[str, Any]] = ()
     """Tasks that the trainable episodes proposed, in their order."""
 
-    def check_reported(self, setting: str) -> None:
-        """Raise a `UsageError` if the environment does not report success, which `setting` needs."""
-        if self.episodes and not self.tries:
+
+def count_failures(outcomes: Sequence[GroupOutcome], known: Set[str], setting: str) -> list[GroupOutcome]:
+    """Count all episodes of environments that report success in some; those that a limit ended may have none.
+
+    Args:
+        outcomes: Groups of a step.
+        known: Environments that have reported success in earlier steps.
+        setting: Config key that needs success, for the error message.
+
+    Raises:
+        UsageError: an environment has never reported success.
+    """
+    reporting = known | {outcome.environment for outcome in outcomes if outcome.tries}
+    for outcome in outcomes:
+        if outcome.episodes and outcome.environment not in reporting:
             raise UsageError(
-                f"the environment of task {self.task_id} does not report success",
+                f"the environment of task {outcome.task_id} does not report success",
                 expected='info["success"] at the end of an episode',
                 hint=f"remove {setting}",
             )
+    return [replace(outcome, tries=outcome.episodes) for outcome in outcomes]
 
 
 class Pool(enum.StrEnum):
@@ -134,8 +147,8 @@ class Pools:
     def learn(self, outcomes: Sequence[GroupOutcome]) -> None:
         """Count the groups of a complete training step."""
         self.step += 1
-        for outcome in outcomes:
-            outcome.check_reported("curriculum.pools")
+        known = {environment for (environment, _), found in self._evidence.items() if found.tries}
+        for outcome in count_failures(outcomes, known, "curriculum.pools"):
             key = self._key_of(outcome)
             before = self._evidence.get(key, SuccessEstimate()).fade_to(self.step, self.settings.half_life)
             self._evidence[key] = SuccessEstimate(
@@ -192,8 +205,11 @@ class Horizon:
         if not self.wants_outcomes:
             return
         reported: dict[str, list[GroupOutcome]] = defaultdict(list)
-        for outcome in outcomes:
-            outcome.check_reported("curriculum.horizon.success_above, or use curriculum.horizon.at_steps")
+        setting = "curriculum.horizon.success_above, or use curriculum.horizon.at_steps"
+        known = {name for name, stage in self._stage.items() if stage} | {
+            name for name, found in self._recent.items() if found
+        }
+        for outcome in count_failures(outcomes, known, setting):
             if outcome.horizon == self.settings.turns[self._stage[outcome.environment]] and outcome.tries:
                 reported[outcome.environment].append(outcome)
         for environment, found in reported.items():

@@ -195,8 +195,6 @@ class EnvPool:
     ) -> None:
         self._options = {**spec.options, **(options or {})}
         self.spec = spec = spec.with_instructions_under(self._options)
-        self.reports_success = False
-        """True once the environment has reported the success of an episode in a step's info."""
         self.waits = waits or WaitTracker()
         self.roles = spec.roles_under(self._options)
         """Roles of the environments that the runtime plays."""

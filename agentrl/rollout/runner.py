@@ -354,13 +354,9 @@ class EpisodeRunner:
         trajectory.task_type = episode.info.get("task_type", trajectory.task_type)
         if "success" in episode.info:
             trajectory.success = bool(episode.info["success"])
-            last = episode.last_result
-            self.pool.reports_success |= last is not None and "success" in last.info
         elif self.spec.success_threshold is not None:
             total = trajectory.environment_reward - episode.tool_reward
             trajectory.success = total >= self.spec.success_threshold
-        elif self.pool.reports_success:  # a limit has ended the episode, or the environment reports only successes
-            trajectory.success = False
         if "proposals" in episode.info:
             trajectory.proposals = checked_proposals(self.spec.name, episode.info["proposals"])
 

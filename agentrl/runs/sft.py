@@ -106,10 +106,11 @@ def _assignment(task: Task, number: int, seed: int) -> Assignment:
 
 
 def _select_trainable(played: Mapping[int, Trajectory]) -> dict[int, Trajectory]:
+    reporting = {t.environment for t in played.values() if t.success is not None}
     good = {
         number: t
         for number, t in played.items()
-        if t.outcome is not None and t.outcome.is_trainable and t.success is not False
+        if t.outcome is not None and t.outcome.is_trainable and (t.success or t.environment not in reporting)
     }
     if played and not good:
         last = played[max(played)]

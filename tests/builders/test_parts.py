@@ -18,7 +18,7 @@ from agentrl.config.derived import make_agent_loop, per_environment_configs
 from agentrl.config.keys import all_keys
 from agentrl.config.resume_rules import RULES, rule_of
 from agentrl.env.lookup import resolve_environment
-from agentrl.errors import ConfigError, TemplateError, UnknownNameError, UsageError
+from agentrl.errors import ConfigError, Outcome, TemplateError, UnknownNameError, UsageError
 from agentrl.observe.progress import RunStatus, RunWatcher
 from agentrl.observe.run_status import RunEnd, read_status, write_status
 from agentrl.observe.trajectory_store import read_trajectories
@@ -31,11 +31,11 @@ from agentrl.rollout.loop_choice import check_rendering
 from agentrl.rollout.task_source import task_source
 from agentrl.rollout.text_corpus import MAX_FAILED
 from agentrl.runs.rl import train
-from agentrl.runs.sft import collect_demonstrations
+from agentrl.runs.sft import _select_trainable, collect_demonstrations
 from agentrl.runs.start import finished_result, resume_run, start_run
 from agentrl.task import Task
 from agentrl.training.gradients import Objective
-from agentrl.trajectory import Source
+from agentrl.trajectory import Source, Trajectory
 
 NEEDS_DATA = {"alfworld", "prompts"}
 """Environments whose tasks are in files that must be downloaded."""
@@ -213,6 +213,14 @@ async def test_demonstrations_are_forced_tokens_of_solved_tasks(tiny_run):
         sequence = trajectory.sequences[0]
         assert (sequence.sources == Source.FORCED).any()
         assert not sequence.loss_mask.any()
+
+
+def test_demonstrations_that_a_limit_ended_are_not_learned_if_others_report_success():
+    ends = [(Outcome.FINISHED, True), (Outcome.TRUNCATED_TURNS, None), (Outcome.FINISHED, False)]
+    fields = {"task_id": "t", "environment": "e", "seed": 0, "group_id": "g"}
+    played = {n: Trajectory(id=str(n), outcome=end, success=known, **fields) for n, (end, known) in enumerate(ends)}
+    assert list(_select_trainable(played)) == [0]
+    assert list(_select_trainable({1: played[1]})) == [1]
 
 
 async def test_mistakes_need_an_expert_that_makes_them(tiny_run):

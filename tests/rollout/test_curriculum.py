@@ -1,5 +1,7 @@
 """Task pools of the curriculum: estimates by hand, skipped tasks and returning tasks."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -130,3 +132,19 @@ def test_groups_that_differ_become_the_rule_and_no_task_is_lost():
     assert useful > 0.7, "without pools it would be a third"
     assert set(late) == {str(number) for number in range(12)}
     assert sampler.metrics()["curriculum/easy"] + sampler.metrics()["curriculum/hard"] > 4
+
+
+def test_episodes_that_a_limit_ended_count_as_failures_once_success_is_reported():
+    cut = replace(outcome(0, tries=8, task="u"), tries=0)
+    found = pools()
+    with pytest.raises(UsageError, match=r"task u does not report success.*Remove curriculum\.pools"):
+        found.learn([cut])
+    found.learn([outcome(8), cut])
+    found.learn([replace(outcome(2, tries=8), tries=2), cut])
+    evidence = dict(zip((("a", "t"), ("a", "u")), found._evidence.values(), strict=True))
+    fade = 2.0 ** (-1 / found.settings.half_life)
+    assert evidence["a", "t"].successes == pytest.approx(8 * fade + 2)
+    assert [evidence["a", task].tries for task in "tu"] == pytest.approx([8 * fade + 8, 8 * fade + 8])
+    found.learn([cut])
+    with pytest.raises(UsageError, match="task u does not report success"):
+        found.learn([replace(cut, environment="silent")])

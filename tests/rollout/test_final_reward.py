@@ -12,7 +12,6 @@ from agentrl.env import Isolation
 from agentrl.errors import Outcome
 from agentrl.message import user
 from agentrl.rollout.budget import EpisodeLimits
-from agentrl.rollout.env_pool import EnvPool
 
 TWO_TURNS = EpisodeLimits(max_turns=2)
 
@@ -106,16 +105,3 @@ async def test_an_invalid_judgement_is_an_error_of_the_environment(make_runner, 
     assert trajectory.outcome is Outcome.ENVIRONMENT_ERROR
     assert message in trajectory.error
     assert trajectory.reward is None
-
-
-async def test_an_episode_that_a_limit_ends_has_failed_once_the_environment_reports_success(
-    make_runner, play, worlds, make_spec
-):
-    pool = EnvPool(make_spec(worlds.Corridor))
-    limits = EpisodeLimits(max_turns=3)
-    loser, winner = (make_runner(None, answer, pool=pool, limits=limits) for answer in ("back", "forward"))
-    ended = [await play(runner) for runner in (loser, winner, loser)]
-    assert [one.outcome for one in ended] == [Outcome.TRUNCATED_TURNS, Outcome.FINISHED, Outcome.TRUNCATED_TURNS]
-    assert [one.success for one in ended] == [None, True, False]
-    silent = make_runner(lambda: worlds.Corridor(tell_success=False), "forward", limits=limits)
-    assert [(await play(silent)).success for _ in range(2)] == [None, None]
