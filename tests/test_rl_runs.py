@@ -102,7 +102,7 @@ def test_a_warm_start_learns_what_the_expert_does(tiny_run):
     trained = tiny_run(f"model.path={run.folder.path}", "trainer.steps=1", name="trained")
     train(trained)
     assert read_metrics(trained.folder.metrics_file)[0]["success/mean"] > 0.6
-    with pytest.raises(UsageError, match=r"cannot be resumed.*model only"):
+    with pytest.raises(UsageError, match=r"got a run of agentrl sft.*model\.path="):
         train(resume_run(run.folder.path))
 
 
@@ -121,11 +121,9 @@ def test_a_stopped_warm_start_leaves_its_model(tiny_run, where):
 
     lessons = "sft={episodes: 32, tokens_per_update: 256, stop_at: 0.99, check_every: 3, check_tasks: 64}"
     run, watcher = tiny_run(lessons), Stopper()
-    with pytest.raises(KeyboardInterrupt):
-        warm_start(run, watcher=watcher, interruption=stop)
+    assert warm_start(run, watcher=watcher, interruption=stop).interrupted
     [checkpoint] = Checkpoints(run.folder.checkpoints, keep=2).present()
     assert checkpoint.step == 3
-    assert f"model.path={checkpoint.path}" in watcher.messages[-1]
     assert find_model(str(run.folder.path)) == str(checkpoint.path / "model")
     again = warm_start(tiny_run(f"model.path={run.folder.path}", "sft={episodes: 8}", name="again"))
     assert again.step >= 1

@@ -313,7 +313,7 @@ def test_rollouts_resume_with_more_steps(tiny_run: NewRun) -> None:
 
 def test_a_rollout_run_is_not_resumed_as_a_training_run_and_the_other_way_round(tiny_run: NewRun, played: Run) -> None:
     run = new_rollout(tiny_run)
-    with pytest.raises(UsageError, match=r"has no trainer.*agentrl rollout --resume"):
+    with pytest.raises(UsageError, match=r"got a run of agentrl rollout.*agentrl rollout --resume"):
         resume_run(run.folder.path)
     with pytest.raises(UsageError, match=r"is not a rollout run.*agentrl train --resume"):
         resume_rollout(played.folder.path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from statistics import NormalDist, fmean, variance
@@ -15,7 +16,7 @@ import numpy as np
 from agentrl.config.config import Config
 from agentrl.config.overrides import PROMPTS
 from agentrl.env.lookup import ADDRESS, parse_env_name, resolve_environment
-from agentrl.errors import Outcome, SourceLocation
+from agentrl.errors import AgentRLError, Outcome, SourceLocation
 from agentrl.evaluation.diagnosis.finding import Finding, rank, top
 from agentrl.evaluation.diagnosis.rules import apply_rules
 from agentrl.evaluation.diagnosis.summary import EpisodeCounts, RunSummary
@@ -187,7 +188,9 @@ class EvaluationResult:
         name = parse_env_name(self.panel.environment).name
         if name == PROMPTS:
             return _PROMPTS_WITHOUT_SUCCESS
-        is_trl = not ADDRESS.fullmatch(name) and resolve_environment(name).reset_columns
+        is_trl = False
+        with suppress(AgentRLError):  # of a stored evaluation, whose environment may be gone
+            is_trl = not ADDRESS.fullmatch(name) and bool(resolve_environment(name).reset_columns)
         return _TRL_WITHOUT_SUCCESS.format(name.rpartition(":")[2]) if is_trl else _WITHOUT_SUCCESS
 
     @property
