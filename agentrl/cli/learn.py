@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
@@ -33,15 +32,10 @@ from agentrl.config.overrides import warn_ignored, warn_repeated
 from agentrl.errors import UsageError
 from agentrl.observe.console import note, out, shown_path
 from agentrl.observe.terminal import watching
-from agentrl.runs.preferences import (
-    check_preferences,
-    check_preferences_start,
-    check_reward_training,
-    learn_preferences,
-    train_reward,
-)
-from agentrl.runs.sft import check_sft_start, check_warm_start, warm_start
-from agentrl.runs.start import Run, RunResult, resume_learning, start_run
+from agentrl.runs.learning_commands import DPO, REWARD_MODEL, SFT, LearningCommand
+from agentrl.runs.preferences import check_preferences_start
+from agentrl.runs.sft import check_sft_start
+from agentrl.runs.start import Run, resume_learning, start_run
 from agentrl.training.stored_episodes import find_pairs, first_run, is_preference_file
 
 app = typer.Typer()
@@ -55,31 +49,12 @@ Sources: TypeAlias = Annotated[
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class LearningCommand:
-    """Command that trains without rollouts."""
-
-    command: str
-    check: Callable[[Config], None]
-    """Check of a config."""
-    run: Callable[..., RunResult]
-    reads: str
-    """Section from which the command reads its learning rate."""
-    use: str
-    """Command for the user after the training, with ``{folder}`` for the run's folder."""
-
-
-SFT = LearningCommand("sft", check_warm_start, warm_start, "sft", "train it: agentrl train … model.path={folder}")
-DPO = LearningCommand(
-    "dpo", check_preferences, learn_preferences, "preferences", "measure it: agentrl eval --model {folder}"
-)
-REWARD_MODEL = LearningCommand(
-    "reward-model",
-    check_reward_training,
-    train_reward,
-    "preferences",
-    "use it: agentrl train … agent.reward_model.path={folder}",
-)
+USES: Mapping[str, str] = {
+    SFT.name: "train it: agentrl train … model.path={folder}",
+    DPO.name: "measure it: agentrl eval --model {folder}",
+    REWARD_MODEL.name: "use it: agentrl train … agent.reward_model.path={folder}",
+}
+"""Next command for the user by command, with ``{folder}`` for the run's folder."""
 
 
 @app.command(
@@ -117,11 +92,11 @@ def sft(
         _resume(resume, words, shortcuts, SFT, dry_run=dry_run)
         return
     config = read_config(words, shortcuts=shortcuts, reads="sft")
-    check_warm_start(config)
+    SFT.check(config)
     if dry_run:
         print_dry_run(config, warm_start_rows(config), check=check_sft_start, with_config=show_config)
         return
-    _learn(start_run(config, kind=SFT.command, check=check_sft_start), SFT)
+    _learn(start_run(config, kind=SFT.name, check=check_sft_start), SFT)
 
 
 @app.command(
@@ -158,7 +133,7 @@ def dpo(
         check_preferences_start(config)
         out.print(dump_config(config))
         return
-    _learn(start_run(config, kind=DPO.command, check=check_preferences_start), DPO)
+    _learn(start_run(config, kind=DPO.name, check=check_preferences_start), DPO)
 
 
 @app.command(
@@ -194,7 +169,7 @@ def reward_model(
         find_pairs(config.preferences or PreferencesConfig())
         out.print(dump_config(config))
         return
-    _learn(start_run(config, kind=REWARD_MODEL.command, check=None), REWARD_MODEL)
+    _learn(start_run(config, kind=REWARD_MODEL.name, check=None), REWARD_MODEL)
 
 
 def _resume(
@@ -209,9 +184,9 @@ def _resume(
             expected="--resume RUN_DIR, and only key=value overrides",
         )
     warn_repeated(given.overrides)
-    warn_ignored(given.overrides, reads=command.reads)
+    warn_ignored(given.overrides, reads=command.section)
     with in_start_folder(run) as folder:
-        found = resume_learning(folder, given.overrides, command=command.command)
+        found = resume_learning(folder, given.overrides, command=command.name)
         command.check(found.config)
         _learn(found, command)
 
@@ -223,7 +198,7 @@ def _learn(run: Run, command: LearningCommand) -> None:
         return shlex.quote(str(shown_path(run.folder.path)))
 
     def resume_message() -> str:
-        return f"resume with: agentrl {command.command} --resume {folder()}"
+        return f"resume with: agentrl {command.name} --resume {folder()}"
 
     def stop_message() -> str:
         if not run.folder.config_file.is_file():
@@ -232,7 +207,7 @@ def _learn(run: Run, command: LearningCommand) -> None:
 
     with watching() as watcher, message_when_interrupted(stop_message):
         result = command.run(run, watcher=watcher)
-    use = command.use.format(folder=folder())
+    use = USES[command.name].format(folder=folder())
     if result.interrupted:
         note(f"stopped after update {result.step}; {resume_message()}\n{use}")
         raise typer.Exit(ExitCode.INTERRUPTED)

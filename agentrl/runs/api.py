@@ -42,7 +42,7 @@ from agentrl.registry import SESSION, Kind, name_of
 from agentrl.reward import Scorer
 from agentrl.rollout.task_source import limited_by_tasks
 from agentrl.rollout.waits import RolloutCounters
-from agentrl.runs.preferences import check_preferences, check_reward_training, learn_preferences, train_reward
+from agentrl.runs.learning_commands import LEARNING_COMMANDS
 from agentrl.runs.rl import train as train_run
 from agentrl.runs.sft import check_sft_start, check_warm_start, warm_start
 from agentrl.runs.start import RunResult, resume_learning, resume_run, start_run
@@ -144,14 +144,6 @@ def train(
     return _raise_if_interrupted(_run_off_loop(work, interruption))
 
 
-_LEARNING: Mapping[str, tuple[Callable[[Config], None], Callable[..., RunResult], str]] = {
-    "sft": (check_warm_start, warm_start, "sft"),
-    "dpo": (check_preferences, learn_preferences, "preferences"),
-    "reward-model": (check_reward_training, train_reward, "preferences"),
-}
-"""Functions that check and resume a run of these commands, and the sections from which they read the learning rate."""
-
-
 def resume(
     run: str | Path | RunResult,
     *,
@@ -197,13 +189,13 @@ def resume(
     def work() -> RunResult:
         words, status = [*_override("trainer.steps", steps), *override_words(overrides)], read_status(Path(folder))
         command = "train" if status is None else status.resumed_by
-        if command in _LEARNING:
-            check, run, section = _LEARNING[command]
-            warn_ignored(words, reads=section)
+        run = train_run
+        if (learning := LEARNING_COMMANDS.get(command)) is not None:
+            run = learning.run
+            warn_ignored(words, reads=learning.section)
             found = resume_learning(folder, words, command=command)
-            check(found.config)
+            learning.check(found.config)
         else:
-            run = train_run
             warn_ignored(words, reads="trainer")
             found = resume_run(folder, words)
         _warn_elsewhere(found.folder)
