@@ -26,6 +26,7 @@ from agentrl.rollout.runner import Assignment, play_all
 from agentrl.rollout.task_source import task_source
 from agentrl.serving.scripted import ScriptedEngine
 from agentrl.task import Task, TaskCursor
+from agentrl.training.optimizer import OptimizerSettings
 from agentrl.trajectory import Trajectory
 
 CHECKED = 4
@@ -123,6 +124,8 @@ def write_settings(
         for task in unique[:CHECKED]
     ]
     clips = dict(config.algorithm.loss_options)
+    trainer, updates = config.trainer, steps * config.trainer.mini_batches
+    schedule = OptimizerSettings.of(trainer, trainer, total_updates=updates, min_lr_ratio=trainer.min_lr_ratio)
     settings = {
         "packages": [sysconfig.get_path("purelib")],
         "folder": str(folder),
@@ -141,9 +144,9 @@ def write_settings(
         "mini_batches": config.trainer.mini_batches,
         "group_size": config.algorithm.group_size,
         "optimizer": config.trainer.optimizer,
-        "learning_rate": config.trainer.learning_rate,
-        "min_lr_ratio": config.trainer.min_lr_ratio,
-        "warmup_steps": config.trainer.warmup_steps,
+        "learning_rate": trainer.learning_rate,
+        "learning_rates": [schedule.learning_rate_at(update) for update in range(updates)],
+        "bf16": config.model.dtype == "bfloat16",
         "clip_low": clips["clip_low"],
         "clip_high": clips["clip_high"],
         "max_tokens": config.agent.max_tokens,

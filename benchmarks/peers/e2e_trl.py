@@ -113,6 +113,16 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
             return self.optimizer
         return super().create_optimizer(model)
 
+    def create_scheduler(
+        self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
+    ) -> torch.optim.lr_scheduler.LambdaLR:
+        """Make agentrl's schedule; those of transformers with a warm-up begin with an update at learning rate 0."""
+        factors = [rate / SETTINGS["learning_rate"] for rate in SETTINGS["learning_rates"]]
+        self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(
+            optimizer or self.optimizer, lambda update: factors[min(update, len(factors) - 1)]
+        )
+        return self.lr_scheduler
+
     def _tokenize_prompts(self, prompts: list[list[dict[str, str]]]) -> tuple[list[list[int]], None, dict[str, Any]]:
         return [list(ROWS[prompt[-1]["content"]]["prompt_ids"]) for prompt in prompts], None, {}
 
@@ -192,9 +202,6 @@ def main() -> None:
             num_generations=SETTINGS["group_size"],
             max_steps=updates * SETTINGS["steps"],
             learning_rate=SETTINGS["learning_rate"],
-            lr_scheduler_type="cosine_with_min_lr",
-            lr_scheduler_kwargs={"min_lr_rate": SETTINGS["min_lr_ratio"]},
-            warmup_steps=updates * SETTINGS["warmup_steps"],
             adam_beta1=0.9,
             adam_beta2=0.95,
             weight_decay=0.0,
@@ -209,7 +216,7 @@ def main() -> None:
             max_tool_calling_iterations=SETTINGS["max_turns"],
             shuffle_dataset=False,
             gradient_checkpointing=False,
-            bf16=False,
+            bf16=SETTINGS["bf16"],
             use_cpu=True,
             save_strategy="no",
             report_to=[],
