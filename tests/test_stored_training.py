@@ -293,7 +293,9 @@ def test_a_complete_rollout_says_at_once_that_nothing_is_left(
         monkeypatch.setattr(rollout, name, start)
     watcher = Messages()
     assert play(resume_rollout(run.folder.path, overrides), watcher=watcher) == first
-    assert watcher.texts == ["all episodes of the run have been played; to play more, add trainer.steps=2"]
+    changed = ["changed: rollout.max_concurrent: 128 -> 2 (placement and speed of the same computation)"]
+    said = "all episodes of the run have been played; to play more, add trainer.steps=2"
+    assert watcher.texts == [*(changed if "rollout.max_concurrent=2" in overrides else ()), said]
     assert ids(run) == before
     status = read_status(run.folder.path)
     assert status is not None

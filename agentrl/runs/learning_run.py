@@ -13,6 +13,7 @@ import hashlib
 import shlex
 import time
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -23,7 +24,6 @@ from transformers import PreTrainedTokenizerBase
 from agentrl.builders.models import prepare_model
 from agentrl.builders.trainers import LearnerParts
 from agentrl.config.algorithm import PreferencesConfig
-from agentrl.config.load import dump_config
 from agentrl.config.trainer import SFTConfig
 from agentrl.config.usual_learning_rate import warmup_warnings
 from agentrl.errors import UsageError
@@ -31,14 +31,12 @@ from agentrl.errors.foreign import run_in_own_thread
 from agentrl.observe.checkpoints import Checkpoint, Checkpoints
 from agentrl.observe.metrics import TIMING_PREFIX
 from agentrl.observe.model_folder import MODEL
-from agentrl.observe.progress import Phase, RunStatus, RunWatcher
-from agentrl.observe.run_folder import logging_to
+from agentrl.observe.progress import Phase, RunWatcher
 from agentrl.render.images import ImageProcessor
 from agentrl.runs.checkpoint import read_progress, write_progress
-from agentrl.runs.record import UpdateLog
+from agentrl.runs.loop import RunLoop
 from agentrl.runs.restarts import run_with_restarts
 from agentrl.runs.start import Run, RunResult, newest_metrics
-from agentrl.runs.status_writer import StatusWriter
 from agentrl.runs.stop import StopRequest, run_until_stopped
 from agentrl.serving.launch.placement import core_warnings
 from agentrl.training.distributed import Ranks
@@ -79,7 +77,7 @@ class Prepared:
     images: ImageProcessor | None = None
 
 
-class LearningRun(abc.ABC):
+class LearningRun(RunLoop, abc.ABC):
     """A run that learns from fixed data; with a checkpoint in its folder, it resumes from it.
 
     Args:
@@ -91,20 +89,15 @@ class LearningRun(abc.ABC):
 
     name: ClassVar[str]
     """Prefix of the metrics."""
-    command: ClassVar[str]
-    """Command that starts and resumes such a run."""
     section: ClassVar[str]
     """Config section of `settings`."""
     phase: ClassVar[Phase]
     """Phase of the updates."""
 
     def __init__(self, run: Run, *, watcher: RunWatcher, interruption: StopRequest, reason: str | None = None) -> None:
-        self.config, self.folder, self._run = run.config, run.folder, run
-        self.status = RunStatus()
-        self.interruption = interruption
+        super().__init__(run, watcher=watcher, interruption=interruption, reason=reason)
         self.success: float | None = None
         """Latest measured success rate."""
-        self._watcher, self._reason = watcher, reason
         self._checkpoints = Checkpoints(run.folder.checkpoints, keep=run.config.checkpoint.keep)
         self._saved_at = 0.0
         """Time of the latest checkpoint, or of the start, by `time.monotonic`."""
@@ -159,18 +152,7 @@ class LearningRun(abc.ABC):
             TrainingError: the loss is not finite, or a rank died.
             KeyboardInterrupt: stopped before the first update, or a second time.
         """
-        with (
-            self.folder.in_use(),
-            logging_to(self.folder.run_log, self._watcher.on_message),
-            StatusWriter(
-                self.folder.path,
-                self.status,
-                port=self.config.observe.prometheus_port,
-                interruption=self.interruption,
-                resumed_by=self.command,
-            ) as status_writer,
-        ):
-            self._watcher.on_start(self.folder.path, self.status)
+        with self._running():
             self._saved = self._checkpoints.newest()
             state = None if self._saved is None else read_progress(self._saved, LearningState)
             if state is not None:
@@ -180,7 +162,7 @@ class LearningRun(abc.ABC):
             else:
                 self.enter(self.phase)
                 self.say(f"the training has ended after update {state.update} of {state.updates}")
-            status_writer.is_interrupted = not state.is_over
+            self._status_writer.is_interrupted = not state.is_over
             assert self._saved is not None
             return RunResult(
                 folder=self.folder.path,
@@ -193,10 +175,6 @@ class LearningRun(abc.ABC):
     def _train(self, state: LearningState | None) -> LearningState:
         """Train to the end or until a requested stop, and return the state of the last checkpoint."""
         self.enter(Phase.PREPARE)
-        if self._reason is not None:
-            self.say(self._reason)
-        for change in self._run.changes:
-            self.say(f"changed: {change} ({change.rule.why})")
         for warning in core_warnings(self.config):
             self.say(warning)
         if state is None and self.folder.metrics_file.is_file():
@@ -204,16 +182,16 @@ class LearningRun(abc.ABC):
         prepared = run_until_stopped(self.prepare(resumes=state is not None), self.interruption)
         self._check_same_data(prepared, state)
         self.enter(self.phase)
-        position = 0 if state is None else state.metrics_position
-        self._log = UpdateLog(self._run, self.status, self._watcher, position=position)
-        with self._log, open_ranks(self.config.trainer.processes, logs=self.folder.logs) as ranks:
+        with ExitStack() as stack:
+            self._open_metrics(stack, 0 if state is None else state.metrics_position)
+            stack.push(lambda kind, error, trace: self._close_trackers(error))
+            ranks = stack.enter_context(open_ranks(self.config.trainer.processes, logs=self.folder.logs))
             parts = prepared.load(prepared.base if self._saved is None else str(self._saved.path / MODEL), ranks)
             if self._saved is not None and state is not None:
                 parts.learner.checkpoint.load(self._saved.path)
                 self.success = state.success
                 self.say(f"resumes after update {state.update} of {state.updates}")
-            if self._run.changes:
-                self.folder.save_config(dump_config(self.config))
+            self._save_changes()
             self._saved_at = time.monotonic()
             with self.interruption.counts_signals():
                 try:
@@ -251,14 +229,9 @@ class LearningRun(abc.ABC):
         return await prepare_model(self.config, self.folder.model, say=self.say)
 
     def enter(self, phase: Phase) -> None:
-        """Report the start of a phase to the watcher."""
+        """Report the start of a phase, unless a stop was requested."""
         self.interruption.raise_if_made()
-        self.status.phase = phase
-        self._watcher.on_status(self.status)
-
-    def say(self, text: str) -> None:
-        """Send a message to the watcher."""
-        self._watcher.on_message(text)
+        super().enter(phase)
 
     def _record(self, progress: LearningProgress) -> None:
         if progress.update == 1:
@@ -273,7 +246,10 @@ class LearningRun(abc.ABC):
             f"{self.name}/updates_skipped": float(skipped),
             f"{TIMING_PREFIX}{self.name}_s": progress.seconds,
         }
-        self._log.record(progress.update, metrics, updates=progress.updates, skipped=skipped)
+        if skipped:
+            self.say(f"update {progress.update} skipped: gradients are not finite")
+        self.status.steps = progress.updates
+        self._record_step(progress.update, metrics)
 
     def _save_if_due(self, prepared: Prepared, parts: LearnerParts) -> None:
         if time.monotonic() - self._saved_at < 60 * self.settings.save_minutes:
@@ -287,10 +263,11 @@ class LearningRun(abc.ABC):
     def _save(self, prepared: Prepared, parts: LearnerParts, *, is_over: bool) -> LearningState:
         """Save the model, and the state that a resumed run needs."""
         learner = parts.learner
+        self._metrics.sync()
         state = LearningState(
             update=learner.done,
             updates=learner.updates,
-            metrics_position=self._log.save_position(),
+            metrics_position=self._metrics.position,
             data=prepared.data,
             success=self.success,
             is_over=is_over,

@@ -5,14 +5,12 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from types import MappingProxyType, TracebackType
-from typing import Any, Self
+from types import MappingProxyType
+from typing import Any
 
 from agentrl.builders.training import TrainingParts
-from agentrl.observe.metrics import TIMING_PREFIX, MetricsFile, trajectory_metrics
+from agentrl.observe.metrics import TIMING_PREFIX, trajectory_metrics
 from agentrl.observe.progress import RunningEpisode, RunStatus, RunWatcher
-from agentrl.observe.trackers import Trackers
 from agentrl.observe.trajectory_store import GroupEnd, TrajectoryStore
 from agentrl.rollout.branches import branch_metrics
 from agentrl.rollout.group_metrics import environment_metrics, extra_rollout_metrics
@@ -20,7 +18,6 @@ from agentrl.rollout.groups import Group
 from agentrl.rollout.journal import JournalFolder
 from agentrl.rollout.judges import judge_metrics
 from agentrl.rollout.waits import MEASURED, EngineSeconds, RolloutObserver, Wait, WaitKind, WaitTracker
-from agentrl.runs.start import Run
 from agentrl.training.report import StepReport
 from agentrl.trajectory import Trajectory, Turn
 from agentrl.weights import SyncReport
@@ -141,52 +138,6 @@ class JournalingRecorder(EpisodeRecorder):
         self._journals.end_replay(trajectory)
         super().on_end(trajectory)
         self._journals.end(trajectory)
-
-
-class UpdateLog:
-    """Context manager that sends the metrics of every update to the run's metrics file, trackers and watcher.
-
-    Raises:
-        UsageError: the disk is full.
-    """
-
-    def __init__(self, run: Run, status: RunStatus, watcher: RunWatcher, *, position: int) -> None:
-        self._run, self._status, self._watcher, self._begin = run, status, watcher, position
-        self._stack = ExitStack()
-
-    def __enter__(self) -> Self:
-        """Open the file, without what a killed run wrote after its checkpoint, and the trackers."""
-        folder, config = self._run.folder, self._run.config
-        self._metrics = MetricsFile(folder.metrics_file)
-        self._metrics.truncate(self._begin)
-        self._stack.callback(self._metrics.close)
-        values = config.model_dump(mode="json")
-        self._trackers = Trackers(config.trackers, folder=folder.logs, name=folder.path.name, config=values)
-        self._stack.push(lambda kind, error, trace: self._trackers.close(error))
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Close the file and the trackers."""
-        self._stack.__exit__(kind, error, trace)
-
-    def record(self, update: int, metrics: Mapping[str, float], *, updates: int, skipped: bool) -> None:
-        """Record the metrics of an update.
-
-        Updates are counted from 1; one is `skipped` if its gradients were not finite.
-        """
-        self._metrics.append_step(update, metrics)
-        self._trackers.log(update, metrics)
-        self._status.step, self._status.steps, self._status.metrics = update, updates, dict(metrics)
-        if skipped:
-            self._watcher.on_message(f"update {update} skipped: gradients are not finite")
-        self._watcher.on_step(update, metrics)
-
-    def save_position(self) -> int:
-        """Sync the metrics file to disk, and return its size in bytes."""
-        self._metrics.sync()
-        return self._metrics.position
 
 
 _COUNTED = ("groups_failed", "groups_stale", "groups_filtered", "retries")

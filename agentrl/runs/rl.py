@@ -38,7 +38,6 @@ from agentrl.builders.models import prepare_model
 from agentrl.builders.processes import open_processes
 from agentrl.builders.training import build_training
 from agentrl.config.engines import TinkerEngineConfig
-from agentrl.config.load import dump_config
 from agentrl.config.step_settings import Settings
 from agentrl.config.usual_learning_rate import rate_warnings
 from agentrl.errors import ResumableError, ServersLost, TrainingError, described_error
@@ -49,12 +48,9 @@ from agentrl.evaluation.periodic import AT_STEP, PeriodicEvaluations
 from agentrl.models.cores import divide_cores
 from agentrl.models.threads import compute_on
 from agentrl.observe.checkpoints import Checkpoint, Checkpoints, CheckpointWriter
-from agentrl.observe.metrics import MetricsFile
 from agentrl.observe.model_folder import MODEL
-from agentrl.observe.progress import Phase, RunStatus, RunWatcher
-from agentrl.observe.run_folder import logging_to
-from agentrl.observe.traces import EpisodeTrace
-from agentrl.observe.trackers import Trackers, traces_episodes
+from agentrl.observe.progress import Phase, RunWatcher
+from agentrl.observe.trackers import traces_episodes
 from agentrl.observe.trajectory_store import GroupEnd, TrajectoryStore, void_after
 from agentrl.rollout.finished_episodes import RecoveredEpisodes, read_recoverable
 from agentrl.rollout.groups import Group
@@ -62,13 +58,13 @@ from agentrl.rollout.heap import collect_settled_heap, settled_heap
 from agentrl.rollout.journal import JournalFolder
 from agentrl.rollout.live import first_step_to_read
 from agentrl.rollout.tracing import EpisodeTracer
-from agentrl.rollout.waits import RolloutObserver, WaitKind, WaitTracker
+from agentrl.rollout.waits import RolloutObserver, WaitKind
 from agentrl.runs.checkpoint import Progress, copy_checkpoint, read_progress, restore, write_checkpoint
 from agentrl.runs.diagnosis import open_diagnosis, report_problems, save_failures
+from agentrl.runs.loop import RunLoop
 from agentrl.runs.record import EpisodeRecorder, JournalingRecorder, StepClock
 from agentrl.runs.restarts import run_with_restarts
 from agentrl.runs.start import Run, RunResult, finished_result
-from agentrl.runs.status_writer import StatusWriter, stall_words
 from agentrl.runs.stop import PHASE_GRACE_S, StopRequest, close_in_thread, close_together, run_until_stopped
 from agentrl.runs.stored_training import StoredTraining
 from agentrl.runs.token_tables import TokenTables
@@ -86,7 +82,7 @@ class _Interrupted(Exception):
     """Signal that a stop was requested."""
 
 
-class Orchestrator:
+class Orchestrator(RunLoop):
     """Training loop of one run, until its last step or a requested stop.
 
     Args:
@@ -96,6 +92,8 @@ class Orchestrator:
         interruption: Stops the run.
     """
 
+    command = "train"
+
     def __init__(
         self,
         run: Run,
@@ -104,13 +102,9 @@ class Orchestrator:
         reason: str | None = None,
         interruption: StopRequest | None = None,
     ) -> None:
-        self.config = run.config
-        self.folder = run.folder
-        self._changes, self._reason = run.changes, reason
+        super().__init__(run, watcher=watcher, interruption=interruption, reason=reason, steps=run.config.trainer.steps)
         self._settings = Settings(run.config)
-        self.status = RunStatus(steps=run.config.trainer.steps)
         self.step = 0
-        self._watcher = watcher or RunWatcher()
         self._checkpoints = Checkpoints(run.folder.checkpoints, keep=run.config.checkpoint.keep)
         is_remote = isinstance(run.config.engine, TinkerEngineConfig)  # the event loop must not wait for a service
         self._writer = CheckpointWriter(
@@ -121,21 +115,9 @@ class Orchestrator:
         self._last: Mapping[str, float] = {}
         self._diagnosis: RunDiagnosis | None = None
         self._problems: tuple[Finding, ...] = ()
-        self._trackers: Trackers | None = None
         self._tracer: EpisodeTracer | None = None
-        self._waits = WaitTracker()
-        """Table of the run's waits."""
         self._threads = DaemonThreads("agentrl-trainer")
         self._cores = divide_cores(run.config.trainer.cpus, run.config.trainer.processes)[0]
-        self._interruption = interruption or StopRequest()
-        self._status_writer = StatusWriter(
-            run.folder.path,
-            self.status,
-            self._waits,
-            port=run.config.observe.prometheus_port,
-            interruption=self._interruption,
-            resumed_by="train",
-        )
         self._stop = asyncio.Event()
         self._failure: TrainingError | None = None
         self._lost: ServersLost | None = None
@@ -143,7 +125,7 @@ class Orchestrator:
     def stop(self) -> None:
         """Request a stop with a checkpoint; an operation that cannot be interrupted is finished first."""
         self._stop.set()  # first, because writing the message to the log may fail
-        self._say("stopping; interrupt again to stop immediately, and resume from the newest checkpoint")
+        self.say("stopping; interrupt again to stop immediately, and resume from the newest checkpoint")
 
     def fail(self, error: TrainingError) -> None:
         """Request a stop with this error and without a checkpoint; an uninterruptible operation is finished first."""
@@ -158,17 +140,7 @@ class Orchestrator:
             TrainingError: numbers are not finite, a weight sync failed, there is nothing to train on, or a rank died.
             ResumableError: a budget is spent, or all inference servers are lost; a checkpoint is saved.
         """
-        with (
-            self.folder.in_use(),
-            logging_to(self.folder.run_log, self._watcher.on_message),
-            self._status_writer,
-            self._interruption.stops(self.stop),
-        ):
-            self._watcher.on_start(self.folder.path, self.status)
-            if self._reason is not None:
-                self._say(self._reason)
-            for change in self._changes:
-                self._say(f"changed: {change} ({change.rule.why})")
+        with self._running(), self.interruption.stops(self.stop):
             async with AsyncExitStack() as stack:
                 stack.push(self._report_problems)
                 interrupted = await self._prepare_and_train(stack)
@@ -187,7 +159,7 @@ class Orchestrator:
     ) -> None:
         """Report and save the worst problems of the run, even after an error."""
         if self._diagnosis is not None:
-            self._problems = report_problems(self.folder, self._diagnosis, self._say, error)
+            self._problems = report_problems(self.folder, self._diagnosis, self.say, error)
 
     async def _prepare_and_train(self, stack: AsyncExitStack) -> bool:
         """Run to the last step; return True if a stop request ended the run earlier."""
@@ -200,9 +172,8 @@ class Orchestrator:
 
     async def _prepare(self, stack: AsyncExitStack) -> None:
         """Build the parts, from the newest checkpoint if there is one, and open the files."""
-        self._enter(Phase.PREPARE)
-        stalls = self._waits.report_stalls(self.config.rollout.stall_report_s, self._say_stall)
-        self._status_writer.watch = stack.enter_context(stalls)
+        self.enter(Phase.PREPARE)
+        self._watch_stalls(stack)
         check_extra_rollouts(self.config)
         self._saved = self._checkpoints.newest()
         progress = None if self._saved is None else read_progress(self._saved, Progress)
@@ -210,14 +181,14 @@ class Orchestrator:
         self._settings.load_state_dict({} if progress is None else progress.settings)
         self._settings.advance(self.step)
         for warning in (*(rate_warnings(self.config) if progress is None else ()), *core_warnings(self.config)):
-            self._say(warning)
-        base_path = await prepare_model(self.config, self.folder.model, say=self._say, waits=self._waits)
+            self.say(warning)
+        base_path = await prepare_model(self.config, self.folder.model, say=self.say, waits=self._waits)
         finished = self._read_finished_episodes()
         live = is_live(self.config)
         if not live:  # clients do not play their sessions again, so their records stay
             void_after(self.folder.trajectories, self.step + 1, 0 if progress is None else progress.store_position)
         self._store = stack.enter_context(TrajectoryStore(self.folder.trajectories, step=self.step + 1))
-        self._tables = TokenTables(self.folder.path, self.config.observe.tokens, step=self.step, say=self._say)
+        self._tables = TokenTables(self.folder.path, self.config.observe.tokens, step=self.step, say=self.say)
         model_path = base_path if self._saved is None else str(self._saved.path / MODEL)
         version = 0 if progress is None else progress.version
         with self._waits.on(WaitKind.COLLECTIVE, "run", "the start of ranks and servers"):
@@ -228,7 +199,7 @@ class Orchestrator:
                     model_path=model_path,
                     base_path=base_path,
                     version=version,
-                    say=self._say,
+                    say=self.say,
                     on_loss=self._loss_callback(),
                 )
             )
@@ -245,7 +216,7 @@ class Orchestrator:
                 folder=self.folder.path,
                 journals=journals,
                 settings=self._settings,
-                say=self._say,
+                say=self.say,
             )
         stack.push_async_exit(self._close_parts)
         self._status_writer.engines["engine"] = self._parts.engine
@@ -259,7 +230,7 @@ class Orchestrator:
             restore(self._saved, self._parts, progress)
             self._pending = None if progress.pending is None else dict(progress.pending)
         if (journals is not None or live) and (recovered := self._parts.scheduler.recover(finished, journals)):
-            self._say(f"kept {recovered} {'rewarded sessions' if live else 'finished episodes'} not yet trained on")
+            self.say(f"kept {recovered} {'rewarded sessions' if live else 'finished episodes'} not yet trained on")
         self._open_metrics(stack, 0 if progress is None else progress.metrics_position)
         self._diagnosis = open_diagnosis(self.folder, self.config, self._parts)
         self._last = self._diagnosis.run.newest_metrics  # the result if no step is left
@@ -269,16 +240,15 @@ class Orchestrator:
                 await self._repeat_evaluation(progress.evaluating)
         self._status_writer.live = lambda: self._parts.scheduler.live
         if (traffic := self._parts.scheduler.live) is not None:
-            self._say(f"serving {traffic.url}/s/NAME/v1 (OpenAI) and {traffic.url}/s/NAME (Anthropic)")
-        if self._changes:
-            self.folder.save_config(dump_config(self.config))
+            self.say(f"serving {traffic.url}/s/NAME/v1 (OpenAI) and {traffic.url}/s/NAME (Anthropic)")
+        self._save_changes()
 
     def _open_observer(self, stack: AsyncExitStack) -> tuple[RolloutObserver, JournalFolder | None]:
         """Open the records of the episodes: their observer, and the journals of an asynchronous run."""
         seen = (self._store, self.status, self._watcher, self._waits, self._tables.drop)
         recorder, journals = EpisodeRecorder(*seen), None
         if not self.config.rollout.is_synchronous and not is_live(self.config):
-            journals = stack.enter_context(JournalFolder(self.folder.inflight, self._waits.clock, self._say))
+            journals = stack.enter_context(JournalFolder(self.folder.inflight, self._waits.clock, self.say))
             recorder = JournalingRecorder(*seen, journals=journals)
         if not traces_episodes(self.config.trackers):
             return recorder, journals
@@ -291,7 +261,7 @@ class Orchestrator:
             await self._evaluations.start(step)
             return
         reason = "its weights are not stored" if step != self.step else "evaluation.engine is no longer set"
-        self._say(f"the evaluation of step {step} did not finish, and is not repeated: {reason}")
+        self.say(f"the evaluation of step {step} did not finish, and is not repeated: {reason}")
 
     def _read_finished_episodes(self) -> RecoveredEpisodes:
         """Read the episodes that a killed run finished after its checkpoint; none for synchronous runs.
@@ -327,17 +297,6 @@ class Orchestrator:
 
         return report_loss
 
-    def _open_metrics(self, stack: AsyncExitStack, position: int) -> None:
-        self._metrics = MetricsFile(self.folder.metrics_file)
-        self._metrics.truncate(position)
-        stack.callback(self._metrics.close)
-        self._trackers = Trackers(
-            self.config.trackers,
-            folder=self.folder.logs,
-            name=self.folder.path.name,
-            config=self.config.model_dump(mode="json"),
-        )
-
     async def _train(self) -> bool:
         """Run all remaining steps; return True if a stop request ended the run earlier."""
         try:
@@ -369,15 +328,15 @@ class Orchestrator:
 
     async def _run_step(self) -> None:
         parts, clock = self._parts, StepClock(self._parts, price_per_hour=self.config.run.price_per_hour)
-        self._enter(Phase.ROLLOUT)
+        self.enter(Phase.ROLLOUT)
         groups = await self._unless_stopped(parts.scheduler.next_batch())
         clock.phase_ended("rollout")
-        self._enter(Phase.TRAIN)
+        self.enter(Phase.TRAIN)
         with self._waits.on(WaitKind.SYNC, "trainer", "servers to release memory"):
             released = await self._release_memory()
         report = await self._update(groups)
         clock.phase_ended("train")
-        self._enter(Phase.SYNC)
+        self.enter(Phase.SYNC)
         synced = await self._sync_weights(self.step + 1) if released else None
         clock.phase_ended("sync")
         self.step += 1
@@ -397,7 +356,7 @@ class Orchestrator:
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
         assert self._diagnosis is not None
         for warning in self._diagnosis.add_step(self.step, self._pending, trajectories, report.warnings):
-            self._say(f"step {self.step}: {warning}")
+            self.say(f"step {self.step}: {warning}")
         with self._waits.on(WaitKind.DISK, "run", "incidents.json"):
             save_failures(self.folder, self._diagnosis)
         await self._finish_step()
@@ -457,7 +416,7 @@ class Orchestrator:
             return
         last = self.step == self.config.trainer.steps
         if self._evaluations.waits_after(self.step):
-            self._enter(Phase.EVALUATE)
+            self.enter(Phase.EVALUATE)
         if found := await self._unless_stopped(self._evaluations.after_step(self.step)):
             self._pending |= found
             self._watcher.on_evaluation(int(found.get(AT_STEP, self.step)), found)
@@ -467,24 +426,13 @@ class Orchestrator:
             self._save()
 
     def _write_metrics(self, metrics: dict[str, float]) -> None:
-        with self._waits.on(WaitKind.DISK, "run", "metrics.jsonl"):
-            self._metrics.append_step(self.step, metrics)
-            assert self._trackers is not None
-            if self._tracer is not None:
-                self._tracer.end_step(self.step)
-            self._trackers.log(self.step, metrics)
+        if self._tracer is not None:
+            self._tracer.end_step(self.step)
+        self._record_step(self.step, metrics)
         self._last = metrics
-        self.status.step = self.step
-        self.status.metrics = metrics
-        self.status.episodes_done = self.status.attempts_failed = 0
-        self._watcher.on_step(self.step, metrics)
-
-    def _trace(self, trace: EpisodeTrace) -> None:
-        if self._trackers is not None:
-            self._trackers.trace(trace)
 
     def _save(self) -> None:
-        self._enter(Phase.CHECKPOINT)
+        self.enter(Phase.CHECKPOINT)
         with self._waits.on(WaitKind.DISK, "run", f"the checkpoint of step {self.step}"):
             self._write_checkpoint()
 
@@ -533,17 +481,6 @@ class Orchestrator:
     def _raise_if_stopped(self) -> None:
         if self._stop.is_set():
             raise self._failure or _Interrupted
-
-    def _enter(self, phase: Phase) -> None:
-        self.status.phase = phase
-        self._watcher.on_status(self.status)
-
-    def _say_stall(self, text: str) -> None:
-        self._say(stall_words(text, self.folder.path))
-
-    def _say(self, text: str) -> None:
-        _log.warning("%s", text)
-        self._watcher.on_message(text)
 
 
 def train(run: Run, *, watcher: RunWatcher | None = None, interruption: StopRequest | None = None) -> RunResult:

@@ -9,7 +9,6 @@ the missing ones.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import defaultdict
 from collections.abc import Sequence
@@ -22,16 +21,16 @@ import orjson
 from agentrl.builders.episodes import build_run_environments, build_task_sampler, close_run_environments
 from agentrl.builders.group_extras import learning_signal, policy_group_size
 from agentrl.config.config import Config
-from agentrl.config.load import dump_config, load_config
+from agentrl.config.load import load_config
 from agentrl.config.resume_rules import changes, check_same_run
 from agentrl.config.step_settings import Settings
 from agentrl.errors import UsageError
 from agentrl.evaluation.evaluate import PolicyKind, open_policy
 from agentrl.observe.files import replace_file
-from agentrl.observe.metrics import TIMING_PREFIX, MetricsFile, read_metrics, trajectory_metrics
-from agentrl.observe.progress import Phase, RunStatus, RunWatcher
-from agentrl.observe.run_folder import RunDirectory, logging_to
-from agentrl.observe.trackers import Trackers, traces_episodes
+from agentrl.observe.metrics import TIMING_PREFIX, read_metrics, trajectory_metrics
+from agentrl.observe.progress import Phase, RunWatcher
+from agentrl.observe.run_folder import RunDirectory
+from agentrl.observe.trackers import traces_episodes
 from agentrl.observe.trajectory_index import EpisodeFilter, TrajectoryIndex
 from agentrl.observe.trajectory_store import TrajectoryStore
 from agentrl.rollout.finished_episodes import RecoveredEpisodes, group_position
@@ -40,13 +39,11 @@ from agentrl.rollout.groups import Group
 from agentrl.rollout.policies import EngineEpisodePolicy
 from agentrl.rollout.scheduler import GroupScheduler
 from agentrl.rollout.tracing import EpisodeTracer
-from agentrl.rollout.waits import RolloutObserver, WaitTracker
+from agentrl.rollout.waits import RolloutObserver
+from agentrl.runs.loop import RunLoop
 from agentrl.runs.record import EpisodeRecorder
 from agentrl.runs.start import Run, start_run
-from agentrl.runs.status_writer import StatusWriter, stall_words
 from agentrl.runs.stop import StopRequest, run_until_stopped
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +118,7 @@ class _Played:
     """Episodes of the groups from `first` on."""
 
 
-class Rollout:
+class Rollout(RunLoop):
     """Rollouts of one run.
 
     Args:
@@ -130,33 +127,19 @@ class Rollout:
         interruption: Stops the run.
     """
 
+    command = "rollout"
+
     def __init__(self, run: Run, *, watcher: RunWatcher | None = None, interruption: StopRequest | None = None) -> None:
-        self.config, self.folder = run.config, run.folder
-        self.status = RunStatus(steps=run.config.trainer.steps)
+        super().__init__(run, watcher=watcher, interruption=interruption, steps=run.config.trainer.steps)
         self._run = run
-        self._watcher = watcher or RunWatcher()
-        self._waits = WaitTracker()
-        self._status_writer = StatusWriter(
-            run.folder.path,
-            self.status,
-            self._waits,
-            port=run.config.observe.prometheus_port,
-            interruption=interruption,
-            resumed_by="rollout",
-        )
         self._size = policy_group_size(run.config.algorithm)
         self._batch: list[Group] = []
 
     async def run(self) -> RolloutResult:
         """Play until all groups are complete."""
         total = self.config.trainer.steps * self.config.trainer.tasks_per_step
-        with (
-            self.folder.in_use(),
-            logging_to(self.folder.run_log, self._watcher.on_message),
-            self._status_writer,
-        ):
-            self._watcher.on_start(self.folder.path, self.status)
-            self._enter(Phase.PREPARE)
+        with self._running():
+            self.enter(Phase.PREPARE)
             self._played = self._read_played()
             if self._played.first >= total:
                 self._end_at_once()
@@ -171,23 +154,21 @@ class Rollout:
         self.status.step = _last_step(self.folder)
         more = 2 * self.config.trainer.steps
         text = f"all episodes of the run have been played; to play more, add trainer.steps={more}"
-        _log.info("%s", text)
-        self._watcher.on_message(text)
+        self.say(text)
         self._save_changes()
 
     def _save_changes(self) -> None:
-        if self._run.changes:
-            self.folder.save_config(dump_config(self.config))
+        super()._save_changes()
         _write_size(self._run)
 
     async def _prepare(self, stack: AsyncExitStack, total: int) -> None:
         config, folder = self.config, self.folder
-        self._status_writer.watch = stack.enter_context(
-            self._waits.report_stalls(config.rollout.stall_report_s, self._say_stall)
-        )
+        self._watch_stalls(stack)
         if config.curriculum.horizon is not None or config.curriculum.pools is not None:
-            self._say("curriculum is not used: without a trainer, all tasks are drawn in the order of the run")
+            self.say("curriculum is not used: without a trainer, all tasks are drawn in the order of the run")
+        self.status.step = _last_step(self.folder)
         self._open_metrics(stack)
+        stack.push_async_exit(self._close_trackers_in_thread)
         self._store = stack.enter_context(TrajectoryStore(folder.trajectories, step=self.status.step + 1))
         policy = await stack.enter_async_context(open_policy(config, PolicyKind.ENGINE, folder.path, trains=True))
         if isinstance(policy, EngineEpisodePolicy):
@@ -195,7 +176,7 @@ class Rollout:
         recorder = EpisodeRecorder(self._store, self.status, self._watcher, self._waits)
         observer: RolloutObserver = recorder
         if traces_episodes(config.trackers):
-            observer = EpisodeTracer(recorder, self._waits, self.status, self._trackers.trace)
+            observer = EpisodeTracer(recorder, self._waits, self.status, self._trace)
         environments = build_run_environments(config, policy, observer=observer, folder=folder.path, waits=self._waits)
         stack.push_async_callback(close_run_environments, environments)
         tasks = build_task_sampler(config)
@@ -212,7 +193,7 @@ class Rollout:
             seed=config.run.seed,
         )
         if kept := self._scheduler.recover(self._played.episodes):
-            self._say(f"kept {kept} finished episodes of incomplete and later groups")
+            self.say(f"kept {kept} finished episodes of incomplete and later groups")
         stack.push_async_callback(self._scheduler.close)
         self._has_signal = learning_signal(Settings(config))
         self._save_changes()
@@ -234,18 +215,8 @@ class Rollout:
             episodes = RecoveredEpisodes((index.read(row).trajectory for row in later), are_stored=True)
         return _Played(first, frozenset(complete), episodes)
 
-    def _open_metrics(self, stack: AsyncExitStack) -> None:
-        self.status.step = _last_step(self.folder)
-        self._metrics = MetricsFile(self.folder.metrics_file)
-        stack.callback(self._metrics.close)
-        values = self.config.model_dump(mode="json")
-        self._trackers = Trackers(
-            self.config.trackers, folder=self.folder.logs, name=self.folder.path.name, config=values
-        )
-        stack.push(lambda kind, error, trace: self._trackers.close(error))
-
     async def _play(self, total: int) -> None:
-        self._enter(Phase.ROLLOUT)
+        self.enter(Phase.ROLLOUT)
         self._began = time.perf_counter()
         for done in range(self._played.first + 1, total + 1):
             (group,) = await self._scheduler.next_batch()
@@ -266,24 +237,8 @@ class Rollout:
             f"{TIMING_PREFIX}step_s": seconds,
             f"{TIMING_PREFIX}tokens_per_s": sum(one.sampled_tokens for one in trajectories) / seconds,
         }
-        self.status.step += 1
-        self._metrics.append_step(self.status.step, metrics)
-        self._trackers.log(self.status.step, metrics)
+        self._record_step(self.status.step + 1, metrics)
         self._store.rotate(self.status.step + 1)
-        self.status.metrics = metrics
-        self.status.episodes_done = self.status.attempts_failed = 0
-        self._watcher.on_step(self.status.step, metrics)
-
-    def _enter(self, phase: Phase) -> None:
-        self.status.phase = phase
-        self._watcher.on_status(self.status)
-
-    def _say_stall(self, text: str) -> None:
-        self._say(stall_words(text, self.folder.path))
-
-    def _say(self, text: str) -> None:
-        _log.warning("%s", text)
-        self._watcher.on_message(text)
 
 
 def _last_step(folder: RunDirectory) -> int:

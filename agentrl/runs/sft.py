@@ -161,10 +161,9 @@ class WarmStart(LearningRun):
         self.enter(Phase.DEMONSTRATE)
         void_after(self.folder.trajectories, 0, 0)
         with TrajectoryStore(self.folder.trajectories, step=0) as store:
-            waits = WaitTracker()
-            recorder = EpisodeRecorder(store, self.status, self._watcher, waits, says_at_once=True)
+            recorder = EpisodeRecorder(store, self.status, self._watcher, self._waits, says_at_once=True)
             return await collect_demonstrations(
-                self.config, self._renderer, observer=recorder, on_stall=self.say, waits=waits
+                self.config, self._renderer, observer=recorder, on_stall=self.say, waits=self._waits
             )
 
     def _read(self, file: str) -> list[Trajectory]:

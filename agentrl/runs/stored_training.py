@@ -11,14 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
 
 from agentrl.builders.adapter_checks import refuse_role_adapters
 from agentrl.builders.group_extras import learning_signal, policy_group_size, worth_training
@@ -26,7 +24,6 @@ from agentrl.builders.models import check_tokens, load_images, prepare_model, st
 from agentrl.builders.trainers import TrainerParts, build_on_ranks, build_trainer
 from agentrl.config.config import Config
 from agentrl.config.derived import per_environment_configs
-from agentrl.config.load import dump_config
 from agentrl.config.step_settings import Settings
 from agentrl.config.usual_learning_rate import rate_warnings
 from agentrl.errors import ConfigError, Outcome, TrainingError, UsageError
@@ -37,11 +34,9 @@ from agentrl.evaluation.diagnosis.summary import RunSummary
 from agentrl.evaluation.diagnosis.watch import RunDiagnosis
 from agentrl.models.load import embedding_rows
 from agentrl.observe.checkpoints import Checkpoint, Checkpoints
-from agentrl.observe.metrics import TIMING_PREFIX, MetricsFile, read_metrics
+from agentrl.observe.metrics import TIMING_PREFIX, read_metrics
 from agentrl.observe.model_folder import MODEL, find_model
-from agentrl.observe.progress import Phase, RunStatus, RunWatcher
-from agentrl.observe.run_folder import logging_to
-from agentrl.observe.trackers import Trackers
+from agentrl.observe.progress import Phase, RunWatcher
 from agentrl.observe.trajectory_index import EpisodeFilter, EpisodeRow, TrajectoryIndex
 from agentrl.render.tokenizers import load_tokenizer, pad_id
 from agentrl.rollout.finished_episodes import group_position
@@ -49,9 +44,9 @@ from agentrl.rollout.groups import Group
 from agentrl.rollout.task_order import SampledTask
 from agentrl.runs.checkpoint import read_progress, write_progress
 from agentrl.runs.diagnosis import report_problems
+from agentrl.runs.loop import RunLoop
 from agentrl.runs.record import group_metrics
 from agentrl.runs.start import Run, RunResult, StartCheck, check_rollouts
-from agentrl.runs.status_writer import StatusWriter
 from agentrl.runs.stop import StopRequest
 from agentrl.runs.token_tables import TokenTables
 from agentrl.task import Task
@@ -61,7 +56,6 @@ from agentrl.training.gradients import Objective
 from agentrl.training.signals.without_model import needs_greedy_rollouts
 from agentrl.training.stored_episodes import check_store_tokens, find_store
 
-_log = logging.getLogger(__name__)
 _THREAD = DaemonThreads("agentrl-trainer")
 
 
@@ -289,7 +283,7 @@ def start_check(config: Config) -> StartCheck:
     return check_rollouts if config.trainer.episodes is None else check_stored_start
 
 
-class StoredTraining:
+class StoredTraining(RunLoop):
     """Run that trains on stored episodes until its last step or a requested stop.
 
     Args:
@@ -299,6 +293,8 @@ class StoredTraining:
         interruption: Stops the run.
     """
 
+    command = "train"
+
     def __init__(
         self,
         run: Run,
@@ -307,20 +303,9 @@ class StoredTraining:
         reason: str | None = None,
         interruption: StopRequest | None = None,
     ) -> None:
-        self.config, self.folder = run.config, run.folder
+        super().__init__(run, watcher=watcher, interruption=interruption, reason=reason, steps=run.config.trainer.steps)
         self._settings = Settings(run.config)
-        self.status = RunStatus(steps=run.config.trainer.steps)
         self.step = 0
-        self._changes, self._reason = run.changes, reason
-        self._watcher = watcher or RunWatcher()
-        self._interruption = interruption or StopRequest()
-        self._status_writer = StatusWriter(
-            run.folder.path,
-            self.status,
-            port=run.config.observe.prometheus_port,
-            interruption=self._interruption,
-            resumed_by="train",
-        )
         self._checkpoints = Checkpoints(run.folder.checkpoints, keep=run.config.checkpoint.keep)
         self._saved: Checkpoint | None = None
         self._used = 0
@@ -332,7 +317,7 @@ class StoredTraining:
     def stop(self) -> None:
         """Request a stop with a checkpoint after the current step."""
         self._stopped = True
-        self._say("stopping after this step; interrupt again to stop immediately")
+        self.say("stopping after this step; interrupt again to stop immediately")
 
     async def run(self) -> RunResult:
         """Train until the last step or a requested stop.
@@ -341,21 +326,11 @@ class StoredTraining:
             UsageError: the user must change something: a missing model, unsuitable episodes, a full disk.
             TrainingError: numbers are not finite, or a rank died.
         """
-        with (
-            self.folder.in_use(),
-            logging_to(self.folder.run_log, self._watcher.on_message),
-            self._status_writer,
-            self._interruption.stops(self.stop),
-        ):
-            self._watcher.on_start(self.folder.path, self.status)
-            if self._reason is not None:
-                self._say(self._reason)
-            for change in self._changes:
-                self._say(f"changed: {change} ({change.rule.why})")
+        with self._running(), self.interruption.stops(self.stop):
             async with AsyncExitStack() as stack:
                 await self._prepare(stack)
                 await self._train()
-                self._problems = report_problems(self.folder, self._diagnosis, self._say)
+                self._problems = report_problems(self.folder, self._diagnosis, self.say)
                 self._status_writer.is_interrupted = self.step < self.config.trainer.steps
             return RunResult(
                 folder=self.folder.path,
@@ -367,23 +342,23 @@ class StoredTraining:
             )
 
     async def _prepare(self, stack: AsyncExitStack) -> None:
-        self._enter(Phase.PREPARE)
+        self.enter(Phase.PREPARE)
         config = self.config
         check_stored_training(config)
         self._saved = self._checkpoints.newest()
         progress = None if self._saved is None else read_progress(self._saved, StoredProgress)
         for warning in rate_warnings(config) if progress is None else ():
-            self._say(warning)
+            self.say(warning)
         if config.evaluation.every:
-            self._say("evaluation.every is not used: without an engine, no episode is played")
-        start = await prepare_model(config, self.folder.model, say=self._say)
+            self.say("evaluation.every is not used: without an engine, no episode is played")
+        start = await prepare_model(config, self.folder.model, say=self.say)
         model_path = start if self._saved is None else str(self._saved.path / MODEL)
         check_tokens(config, start)
         self._groups = StoredGroups(config)
         stack.callback(self._groups.close)
         self._groups.check_model(start)
         self._groups.check_enough(0 if progress is None else progress.groups_used)
-        self._say(self._groups.summary)
+        self.say(self._groups.summary)
         ranks = stack.enter_context(
             open_ranks(config.trainer.processes, logs=self.folder.logs, on_loss=self._loss_callback())
         )
@@ -397,13 +372,13 @@ class StoredTraining:
             self._settings.advance(self.step)
         self._has_signal = learning_signal(self._settings)
         self._open_metrics(stack, 0 if progress is None else progress.metrics_position)
-        self._tables = TokenTables(self.folder.path, config.observe.tokens, step=self.step, say=self._say)
+        stack.push_async_exit(self._close_trackers_in_thread)
+        self._tables = TokenTables(self.folder.path, config.observe.tokens, step=self.step, say=self.say)
         stack.push_async_callback(run_in_own_thread, self._tables.close, within_s=CLOSING_S)
         summary = RunSummary(config=config, learns_from_rewards=run_learns_from_rewards(config))
         self._diagnosis = RunDiagnosis(summary, read_metrics(self.folder.metrics_file))
         self._last = summary.newest_metrics  # the result if no step is left
-        if self._changes:
-            self.folder.save_config(dump_config(config))
+        self._save_changes()
 
     def _loss_callback(self) -> Callable[[TrainingError], None]:
         """Return a function that ends the run before its next step when a rank is lost."""
@@ -412,21 +387,6 @@ class StoredTraining:
             self._failure, self._stopped = error, True
 
         return report_loss
-
-    def _open_metrics(self, stack: AsyncExitStack, position: int) -> None:
-        self._metrics = MetricsFile(self.folder.metrics_file)
-        self._metrics.truncate(position)
-        stack.callback(self._metrics.close)
-        values = self.config.model_dump(mode="json")
-        self._trackers = Trackers(
-            self.config.trackers, folder=self.folder.logs, name=self.folder.path.name, config=values
-        )
-        stack.push_async_exit(self._close_trackers)
-
-    async def _close_trackers(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await run_in_own_thread(self._trackers.close, error)
 
     async def _train(self) -> None:
         every, keep = self.config.checkpoint.every, worth_training(self._settings, self._has_signal)
@@ -459,7 +419,7 @@ class StoredTraining:
 
     async def _run_step(self, groups: Sequence[Group]) -> None:
         began = time.perf_counter()
-        self._enter(Phase.TRAIN)
+        self.enter(Phase.TRAIN)
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
         if self._settings.changes:
             self._parts.trainer.configure(self._settings.config)
@@ -484,16 +444,13 @@ class StoredTraining:
         self._settings.observe(metrics)
         self._settings.advance(self.step)
         self._tables.write(self.step, groups, report)
-        self._metrics.append_step(self.step, metrics)
-        self._trackers.log(self.step, metrics)
-        self._last = self.status.metrics = metrics
-        self.status.step = self.step
-        self._watcher.on_step(self.step, metrics)
+        self._record_step(self.step, metrics)
+        self._last = metrics
         for warning in self._diagnosis.add_step(self.step, metrics, trajectories, report.warnings):
-            self._say(f"step {self.step}: {warning}")
+            self.say(f"step {self.step}: {warning}")
 
     def _save(self) -> None:
-        self._enter(Phase.CHECKPOINT)
+        self.enter(Phase.CHECKPOINT)
         self._metrics.sync()
         progress = StoredProgress(
             step=self.step,
@@ -509,11 +466,3 @@ class StoredTraining:
 
         self._saved = self._checkpoints.save(self.step, write)
         self._watcher.on_checkpoint(self.step, self._saved.path)
-
-    def _enter(self, phase: Phase) -> None:
-        self.status.phase = phase
-        self._watcher.on_status(self.status)
-
-    def _say(self, text: str) -> None:
-        _log.warning("%s", text)
-        self._watcher.on_message(text)

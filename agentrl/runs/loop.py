@@ -1,0 +1,145 @@
+"""What all kinds of runs do while they run: they lock their folder, and write their log, status and metrics."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import AsyncExitStack, ExitStack, contextmanager
+from types import TracebackType
+from typing import ClassVar
+
+from agentrl.config.load import dump_config
+from agentrl.errors.foreign import run_in_own_thread
+from agentrl.observe.metrics import MetricsFile
+from agentrl.observe.progress import Phase, RunStatus, RunWatcher
+from agentrl.observe.run_folder import logging_to
+from agentrl.observe.traces import EpisodeTrace
+from agentrl.observe.trackers import Trackers
+from agentrl.rollout.waits import WaitKind, WaitTracker
+from agentrl.runs.start import Run
+from agentrl.runs.status_writer import StatusWriter, stall_words
+from agentrl.runs.stop import StopRequest
+
+_log = logging.getLogger(__name__)
+
+
+class RunLoop:
+    """A run that is being executed; each kind of run is a subclass.
+
+    Args:
+        run: Folder and config.
+        watcher: Receives the progress.
+        interruption: Stops the run from another thread; signals only reach the main thread.
+        reason: Message about the reason for a restart.
+        steps: Number of steps of the whole run, if it is known.
+    """
+
+    command: ClassVar[str]
+    """Command that starts and resumes such a run."""
+
+    def __init__(
+        self,
+        run: Run,
+        *,
+        watcher: RunWatcher | None = None,
+        interruption: StopRequest | None = None,
+        reason: str | None = None,
+        steps: int = 0,
+    ) -> None:
+        self.config, self.folder = run.config, run.folder
+        self.status = RunStatus(steps=steps)
+        self.interruption = interruption or StopRequest()
+        self._changes, self._reason = run.changes, reason
+        self._watcher = watcher or RunWatcher()
+        self._waits = WaitTracker()
+        self._trackers: Trackers | None = None
+        self._status_writer = StatusWriter(
+            run.folder.path,
+            self.status,
+            self._waits,
+            port=run.config.observe.prometheus_port,
+            interruption=self.interruption,
+            resumed_by=self.command,
+        )
+
+    def enter(self, phase: Phase) -> None:
+        """Report the start of a phase."""
+        self.status.phase = phase
+        self._watcher.on_status(self.status)
+
+    def say(self, text: str) -> None:
+        """Write a message to the run's log, and send it to the watcher."""
+        _log.warning("%s", text)
+        self._watcher.on_message(text)
+
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        """Lock the folder in this block, and write the log and the status."""
+        with (
+            self.folder.in_use(),
+            logging_to(self.folder.run_log, self._watcher.on_message),
+            self._status_writer,
+        ):
+            self._watcher.on_start(self.folder.path, self.status)
+            if self._reason is not None:
+                self.say(self._reason)
+            for change in self._changes:
+                self.say(f"changed: {change} ({change.rule.why})")
+            yield
+
+    def _watch_stalls(self, stack: AsyncExitStack) -> None:
+        """Report stalls of the event loop, and waits that take long."""
+        found = self._waits.report_stalls(
+            self.config.rollout.stall_report_s, lambda text: self.say(stall_words(text, self.folder.path))
+        )
+        self._status_writer.watch = stack.enter_context(found)
+
+    def _save_changes(self) -> None:
+        """Replace the config in the folder, once the run has started with the changed one."""
+        if self._changes:
+            self.folder.save_config(dump_config(self.config))
+
+    def _open_metrics(self, stack: ExitStack | AsyncExitStack, position: int | None = None) -> None:
+        """Open the trackers and the metrics file; it is cut to `position`, its size at the run's checkpoint.
+
+        Raises:
+            UsageError: the disk is full, or a tracker cannot be imported.
+        """
+        self._metrics = MetricsFile(self.folder.metrics_file)
+        stack.callback(self._metrics.close)
+        if position is not None:
+            self._metrics.truncate(position)
+        self._trackers = Trackers(
+            self.config.trackers,
+            folder=self.folder.logs,
+            name=self.folder.path.name,
+            config=self.config.model_dump(mode="json"),
+        )
+
+    def _close_trackers(self, error: BaseException | None) -> None:
+        """Close the trackers at the end of the run, which `error` ended."""
+        if self._trackers is not None:
+            self._trackers.close(error)
+
+    async def _close_trackers_in_thread(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await run_in_own_thread(self._close_trackers, error)
+
+    def _trace(self, trace: EpisodeTrace) -> None:
+        if self._trackers is not None:
+            self._trackers.trace(trace)
+
+    def _record_step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Write the metrics of a finished step or update, counted from 1.
+
+        Raises:
+            UsageError: the disk is full.
+        """
+        with self._waits.on(WaitKind.DISK, "run", "metrics.jsonl"):
+            self._metrics.append_step(step, metrics)
+            assert self._trackers is not None
+            self._trackers.log(step, metrics)
+        self.status.step, self.status.metrics = step, metrics
+        self.status.episodes_done = self.status.attempts_failed = 0
+        self._watcher.on_step(step, metrics)
