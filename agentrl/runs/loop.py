@@ -1,4 +1,4 @@
-"""What all kinds of runs do while they run: they lock their folder, and write their log, status and metrics."""
+"""Base class of all runs while they run: the lock of the folder, the log, the status and the metrics."""
 
 from __future__ import annotations
 
