@@ -96,7 +96,7 @@ def sft(
     if dry_run:
         print_dry_run(config, warm_start_rows(config), check=check_sft_start, with_config=show_config)
         return
-    _learn(start_run(config, kind=SFT.name, check=check_sft_start), SFT)
+    _learn(start_run(config, kind=SFT.name, command=SFT.name, check=check_sft_start), SFT)
 
 
 @app.command(
@@ -133,7 +133,7 @@ def dpo(
         check_preferences_start(config)
         out.print(dump_config(config))
         return
-    _learn(start_run(config, kind=DPO.name, check=check_preferences_start), DPO)
+    _learn(start_run(config, kind=DPO.name, command=DPO.name, check=check_preferences_start), DPO)
 
 
 @app.command(
@@ -169,7 +169,7 @@ def reward_model(
         find_pairs(config.preferences or PreferencesConfig())
         out.print(dump_config(config))
         return
-    _learn(start_run(config, kind=REWARD_MODEL.name, check=None), REWARD_MODEL)
+    _learn(start_run(config, kind=REWARD_MODEL.name, command=REWARD_MODEL.name, check=None), REWARD_MODEL)
 
 
 def _resume(
