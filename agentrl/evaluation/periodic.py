@@ -213,11 +213,9 @@ def _metrics(result: EvaluationResult, prefix: str) -> dict[str, float]:
     }
     for name, estimate in (("success", result.success), ("reward", result.reward)):
         if estimate is not None:
-            metrics |= {
-                f"{prefix}{name}": estimate.mean,
-                f"{prefix}{name}_low": estimate.low,
-                f"{prefix}{name}_high": estimate.high,
-            }
+            metrics[f"{prefix}{name}"] = estimate.mean
+            if estimate.is_bounded:
+                metrics |= {f"{prefix}{name}_low": estimate.low, f"{prefix}{name}_high": estimate.high}
     for name, found in result.by_task_type.items():
         if found.success is not None:
             metrics[f"{prefix}success/{name}"] = found.success.mean
