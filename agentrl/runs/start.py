@@ -194,13 +194,18 @@ def _reopen(path: str | Path, overrides: Sequence[str], command: str, rules: Map
     found = changes(load_config(folder.config_file), config, rules)
     check_same_run(found, command)
     check_observers(config)
-    if (base := _base_weights(config)) and base != read_start_record(folder).get("base", base):
+    warn_changed_base(folder, config)
+    return Run(folder, config, found)
+
+
+def warn_changed_base(run: RunDirectory, config: Config) -> None:
+    """Log a warning if the weights below a run's adapters have changed since its start."""
+    if (base := _base_weights(config)) and base != read_start_record(run).get("base", base):
         _log.warning(
             "the files of %s have changed since the run was started, whose adapters belong to the earlier weights: "
             "restore them, unless only their times of modification differ",
             config.model.path,
         )
-    return Run(folder, config, found)
 
 
 def resuming_command(run: RunDirectory) -> str:
