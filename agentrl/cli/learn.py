@@ -26,7 +26,6 @@ from agentrl.cli.reports import print_dry_run
 from agentrl.cli.start_folder import in_start_folder
 from agentrl.config import Config, dump_config, load_config, shipped_configs
 from agentrl.config.algorithm import PreferencesConfig
-from agentrl.config.config import SCRATCH
 from agentrl.config.estimate import warm_start_rows
 from agentrl.config.overrides import warn_ignored, warn_repeated
 from agentrl.errors import UsageError
@@ -222,7 +221,7 @@ def _pairs_config(words: list[str] | None, sources: list[Path], model: str | Non
     if not words and not sources:
         raise UsageError("no episodes to train on", expected="--from RUN, such as --from runs/latest")
     named = [f"preferences.sources={[str(source.resolve()) for source in sources]}"] if sources else []
-    needs_no_run = model not in (None, SCRATCH) and sources and is_preference_file(sources[0])
+    needs_no_run = model is not None and sources and is_preference_file(sources[0])
     if given.source is not None or not sources or needs_no_run:
         return load_config(given.source, [*shortcut("model", model), *named, *given.overrides])
     run = first_run(sources)
