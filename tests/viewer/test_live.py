@@ -268,7 +268,7 @@ def a_rich_episode() -> Trajectory:
         sequences=[planner, worker, fork],
     )
     plan = Message(role="assistant", content="<think>first</think>plan <script>alert(1)</script>")
-    call = ToolCall(name="look", arguments={"where": ["up"], "deep": {"n": 2**70}}, id="c1")
+    call = ToolCall(name="look", arguments={"where": ["up"], "deep": {"n": 2**70}, "id": 107505301260286111}, id="c1")
     wrong = Message(role="assistant", content="what?")
     looks = Message(role="assistant", content="", reasoning="I look.", tool_calls=(call,))
     seen = user((TextPart(text="You see:"), image))
@@ -305,7 +305,8 @@ async def test_roles_forks_images_tools_and_remarks_are_parts(runs: Path) -> Non
         ]
         (turn,) = sequences[2]["turns"]
         assert turn["parts"][1]["name"] == "look"
-        assert turn["parts"][1]["arguments"]["where"] == ["up"]
+        arguments = turn["parts"][1]["arguments"]
+        assert (arguments["where"], arguments["id"]) == (["up"], "107505301260286111"), "exact in a browser, too"
         assert (turn["oldest_version"], turn["version"], turn["reward"]) == (2, 3, 0.5)
         assert sequences[1]["turns"][0]["invalid"] is True
         assert sequences[0]["turns"][0]["parts"][3]["text"] == "plan <script>alert(1)</script>"
