@@ -84,8 +84,8 @@ def _find_source(library: Library, request: web.Request) -> OpenedSource:
 
 
 def list_sources(library: Library, request: web.Request, query: Query) -> dict[str, Any]:
-    """Return all runs and evaluations."""
-    return {"sources": library.lines()}
+    """Return the runs and evaluations, and how many others are not read yet."""
+    return {"sources": library.lines(), "unread": library.unread}
 
 
 def show_source(library: Library, request: web.Request, query: Query) -> dict[str, Any]:

@@ -120,6 +120,21 @@ async def test_new_episodes_metrics_status_and_runs_are_announced(runs: Path) ->
         await until(viewer, "/api/sources", lambda found: len(found["sources"]) == 2)
 
 
+async def test_the_list_does_not_wait_for_many_runs(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "LINES_S", -1.0)
+    monkeypatch.setattr(library, "POLL_S", 0.2)
+    for number in range(30):
+        (runs / f"many-{number}").mkdir()
+        for part in ("config.yaml", "metrics.jsonl"):
+            (runs / f"many-{number}" / part).write_bytes((runs / "first" / part).read_bytes())
+    async with open_viewer(runs) as viewer:
+        found = await viewer.get("/api/sources")
+        assert found["unread"] > 0
+        assert len(found["sources"]) + found["unread"] == 31
+        await until(viewer, "/api/sources", lambda found: not found["unread"])
+        assert len((await viewer.get("/api/sources"))["sources"]) == 31
+
+
 @pytest.mark.parametrize(
     ("changes", "state"),
     [
