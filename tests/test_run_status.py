@@ -226,12 +226,14 @@ write_status(Path(sys.argv[1]), StatusWriter(Path(sys.argv[1]), RunStatus()).sna
     shutil.which("unshare") is None or subprocess.run([*OWN_NAMESPACE, "true"], capture_output=True).returncode != 0,
     reason="needs unshare and the right to make a PID namespace",
 )
-def test_a_run_in_a_container_with_the_machines_name_has_not_crashed(tmp_path):
+def test_a_run_in_a_container_with_the_machines_name_has_not_crashed(tmp_path, monkeypatch):
     subprocess.run([*OWN_NAMESPACE, sys.executable, "-c", WRITE_STATUS, str(tmp_path)], check=True)
     snapshot = read_status(tmp_path)
     assert (snapshot.host, snapshot.pid < os.getpid()) == (socket.gethostname(), True)
     assert snapshot.liveness(snapshot.time + 1) is Liveness.RUNNING
     assert snapshot.liveness(snapshot.time + 60) is Liveness.HUNG
+    monkeypatch.setattr(time, "time", lambda: snapshot.time + 60)
+    assert "NO STATUS for 60 s" in status_text(tmp_path)
 
 
 @pytest.mark.slow

@@ -178,6 +178,11 @@ class RunSnapshot:
     end: RunEnd | None = None
     error: str | None = None
 
+    @property
+    def is_elsewhere(self) -> bool:
+        """True if the process is on another machine or in another container, so that it cannot be examined."""
+        return self.host != socket.gethostname() or self.pid_namespace not in ("", own_pid_namespace())
+
     def liveness(self, now: float) -> Liveness:
         """Return the state of the run at the time `now`.
 
@@ -186,7 +191,7 @@ class RunSnapshot:
         if self.end is not None:
             return Liveness(self.end)
         is_late = now - self.time > SILENT_S
-        if self.host != socket.gethostname() or self.pid_namespace not in ("", own_pid_namespace()):
+        if self.is_elsewhere:
             return Liveness.HUNG if is_late else Liveness.RUNNING
         if (state := _process_state(self.pid, self.process_started)) is None:
             return Liveness.STOPPED if self.stopping else Liveness.CRASHED
