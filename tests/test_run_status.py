@@ -3,7 +3,11 @@
 import asyncio
 import json
 import os
+import shutil
 import signal
+import socket
+import subprocess
+import sys
 import threading
 import time
 
@@ -205,6 +209,31 @@ def test_another_process_with_the_same_number_is_not_the_run(tmp_path):
     elsewhere = RunSnapshot(pid=snapshot.pid, host="another machine", time=snapshot.time)
     assert elsewhere.liveness(snapshot.time) is Liveness.RUNNING
     assert elsewhere.liveness(snapshot.time + 60) is Liveness.HUNG
+
+
+OWN_NAMESPACE = ("unshare", "--pid", "--fork", "--mount-proc")
+WRITE_STATUS = """
+import sys
+from pathlib import Path
+from agentrl.observe.progress import RunStatus
+from agentrl.observe.run_status import write_status
+from agentrl.runs.status_writer import StatusWriter
+write_status(Path(sys.argv[1]), StatusWriter(Path(sys.argv[1]), RunStatus()).snapshot())
+"""
+
+
+@pytest.mark.skipif(
+    shutil.which("unshare") is None or subprocess.run([*OWN_NAMESPACE, "true"], capture_output=True).returncode != 0,
+    reason="needs unshare and the right to make a PID namespace",
+)
+def test_a_run_in_a_container_with_the_machines_name_has_not_crashed(tmp_path, monkeypatch):
+    subprocess.run([*OWN_NAMESPACE, sys.executable, "-c", WRITE_STATUS, str(tmp_path)], check=True)
+    snapshot = read_status(tmp_path)
+    assert (snapshot.host, snapshot.pid < os.getpid()) == (socket.gethostname(), True)
+    assert snapshot.liveness(snapshot.time + 1) is Liveness.RUNNING
+    assert snapshot.liveness(snapshot.time + 60) is Liveness.HUNG
+    monkeypatch.setattr(time, "time", lambda: snapshot.time + 60)
+    assert "NO STATUS for 60 s" in status_text(tmp_path)
 
 
 @pytest.mark.slow

@@ -128,15 +128,16 @@ def _build_role(agent: AgentConfig, name: str, config: RoleConfig, called: Mappi
     if config.tools is not None:
         own = agent.model_copy(update={"tools": without_roles(agent, config.tools)})
         tools = [*build_tools(own), *(called[entry] for entry in called if entry in config.tools)]
-    return RoleSetup(role=role, tools=tools, policy=_build_policy(config), as_tool=called.get(name))
+    return RoleSetup(role=role, tools=tools, policy=_build_policy(name, config), as_tool=called.get(name))
 
 
-def _build_policy(config: RoleConfig) -> EpisodePolicy | None:
+def _build_policy(name: str, config: RoleConfig) -> EpisodePolicy | None:
     if config.policy is not None:
         return ScriptedEpisodePolicy(ScriptedPolicy(config.policy))
     if config.engine is not None:
         sampling = SamplingParams(temperature=config.temperature)
-        return RolePolicy(OpenAIEngine(config.engine), sampling, break_up=token_breaker(config.engine.model))
+        service = OpenAIEngine(config.engine, section=f"agent.roles.{name}.engine")
+        return RolePolicy(service, sampling, break_up=token_breaker(config.engine.model))
     return None
 
 

@@ -19,11 +19,13 @@ from agentrl.cli.help_pages import examples
 from agentrl.cli.reports import own_evaluations, read_reported_run
 from agentrl.errors import UsageError
 from agentrl.evaluation.model_card import CARD, model_card
+from agentrl.evaluation.run_report import config_of
 from agentrl.models.lora import ADAPTERS, adapter_folder, adapters_in, is_adapter_folder
 from agentrl.observe.console import note
 from agentrl.observe.files import writing
 from agentrl.observe.model_folder import find_model
 from agentrl.observe.run_folder import RUN_OR_CHECKPOINT, find_run, missing_run_error
+from agentrl.runs.start import warn_changed_base
 from agentrl.training.checkpoint import system_errors
 
 Format = Literal["float32", "bfloat16"]
@@ -92,6 +94,8 @@ def export(
         )
     if repository is None and folder.exists():
         raise UsageError(f"{folder} already exists", hint="choose another folder, or delete it first")
+    if (is_adapter or several) and (trained := find_run(source)) and (config := config_of(trained)):
+        warn_changed_base(trained, config)
     own: Format = "float32" if is_adapter else _format_of(source)
     form = WeightFormat(dtype or own, shard_size or SHARD_SIZE) if is_rewritten else None
     files = source / ADAPTERS if several else source

@@ -26,7 +26,6 @@ from agentrl.cli.reports import print_dry_run
 from agentrl.cli.start_folder import in_start_folder
 from agentrl.config import Config, dump_config, load_config, shipped_configs
 from agentrl.config.algorithm import PreferencesConfig
-from agentrl.config.config import SCRATCH
 from agentrl.config.estimate import warm_start_rows
 from agentrl.config.overrides import warn_ignored, warn_repeated
 from agentrl.errors import UsageError
@@ -96,7 +95,7 @@ def sft(
     if dry_run:
         print_dry_run(config, warm_start_rows(config), check=check_sft_start, with_config=show_config)
         return
-    _learn(start_run(config, kind=SFT.name, check=check_sft_start), SFT)
+    _learn(start_run(config, kind=SFT.name, command=SFT.name, check=check_sft_start), SFT)
 
 
 @app.command(
@@ -133,7 +132,7 @@ def dpo(
         check_preferences_start(config)
         out.print(dump_config(config))
         return
-    _learn(start_run(config, kind=DPO.name, check=check_preferences_start), DPO)
+    _learn(start_run(config, kind=DPO.name, command=DPO.name, check=check_preferences_start), DPO)
 
 
 @app.command(
@@ -169,7 +168,7 @@ def reward_model(
         find_pairs(config.preferences or PreferencesConfig())
         out.print(dump_config(config))
         return
-    _learn(start_run(config, kind=REWARD_MODEL.name, check=None), REWARD_MODEL)
+    _learn(start_run(config, kind=REWARD_MODEL.name, command=REWARD_MODEL.name, check=None), REWARD_MODEL)
 
 
 def _resume(
@@ -222,7 +221,7 @@ def _pairs_config(words: list[str] | None, sources: list[Path], model: str | Non
     if not words and not sources:
         raise UsageError("no episodes to train on", expected="--from RUN, such as --from runs/latest")
     named = [f"preferences.sources={[str(source.resolve()) for source in sources]}"] if sources else []
-    needs_no_run = model not in (None, SCRATCH) and sources and is_preference_file(sources[0])
+    needs_no_run = model is not None and sources and is_preference_file(sources[0])
     if given.source is not None or not sources or needs_no_run:
         return load_config(given.source, [*shortcut("model", model), *named, *given.overrides])
     run = first_run(sources)

@@ -173,6 +173,8 @@ def _show(result: Replay) -> None:
 
 
 def _interval(found: MeanInterval) -> str:
+    if not found.is_bounded:
+        return f"{found.mean:.3f} (no interval: all values are equal)"
     return f"{found.mean:.3f} (95 % interval {found.low:.3f} to {found.high:.3f})"
 
 

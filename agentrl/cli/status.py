@@ -153,6 +153,8 @@ def _state_words(state: Liveness, snapshot: RunSnapshot, now: float) -> str:
     match state:
         case Liveness.RUNNING:
             return f"running ({where})"
+        case Liveness.HUNG if snapshot.is_elsewhere:
+            return f"NO STATUS for {age}: {where}, which cannot be examined from here, has hung or is gone"
         case Liveness.HUNG:
             return (
                 f"HUNG: {where} is alive, but has not written its status for {age}: code never releases the "

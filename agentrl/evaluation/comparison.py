@@ -78,12 +78,15 @@ class PairedTest:
     """Mean over the tasks of the second side's success (or reward) minus the first side's."""
     low: float
     high: float
-    """Interval of the difference, at 95 %."""
+    """Interval of the difference, at 95 %; NaN if all tasks have the same difference."""
     measure: str
     """Compared quantity: ``success`` or ``reward``."""
 
     def __str__(self) -> str:
         """Format the difference with its interval, in per cent for success."""
+        if math.isnan(self.low):
+            difference = f"{self.difference:+.3f}" if self.measure != "success" else f"{100 * self.difference:+.1f} %"
+            return f"{difference} on each task"
         if self.measure != "success":
             return f"{self.difference:+.3f} ({self.low:+.3f} to {self.high:+.3f})"
         return f"{100 * self.difference:+.1f} % ({100 * self.low:+.1f} to {100 * self.high:+.1f})"
@@ -203,7 +206,7 @@ def _verdict(first: TaskScore, second: TaskScore) -> Verdict:
 
 
 def _interval(differences: Sequence[float]) -> MeanInterval:
-    if len(differences) <= MAX_BOOTSTRAPPED:
+    if len(differences) <= MAX_BOOTSTRAPPED or min(differences) == max(differences):
         return bootstrap_mean(differences)
     mean = fmean(differences)
     margin = MARGIN_ERRORS * stdev(differences, mean) / math.sqrt(len(differences))

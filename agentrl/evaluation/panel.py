@@ -7,6 +7,7 @@ import hashlib
 import logging
 import random
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
@@ -102,8 +103,14 @@ def assignments(tasks: list[Task], samples: int, seed: int) -> list[Assignment]:
     """
     if samples < 1:
         raise UsageError("an evaluation needs samples", got=samples, expected="at least 1 per task")
-    if len({task.id for task in tasks}) < len(tasks):
-        raise UsageError("the task source has a duplicate task id", hint="task ids must be unique within a split")
+    repeated = next(((one, count) for one, count in Counter(task.id for task in tasks).items() if count > 1), None)
+    if repeated is not None:
+        raise UsageError(
+            f"{repeated[1]} tasks of environment {tasks[0].environment} have the same id",
+            got=f"{repeated[0][:80]!r} among {len(tasks)} tasks",
+            expected="an id for each task of a split, because results are stored and compared by it",
+            hint="remove the column with the ids, or add the row's number to them, where the tasks are made",
+        )
     return [
         Assignment(
             task=task, group_id=f"evaluation/{task.id}", member=sample, seed=derive_seed("evaluation", seed, task.id)

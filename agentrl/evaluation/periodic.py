@@ -22,7 +22,7 @@ from agentrl.config.config import Config
 from agentrl.config.derived import per_environment_configs
 from agentrl.config.engines import LocalEngineConfig
 from agentrl.env.lookup import resolve_environment
-from agentrl.errors import ConfigError, UsageError
+from agentrl.errors import ConfigError, Outcome, UsageError
 from agentrl.errors.deadlines import INTERRUPTED_CLOSING_S
 from agentrl.errors.foreign import cancel_or_abandon, ignore_result
 from agentrl.evaluation.evaluate import evaluate_panel
@@ -183,6 +183,8 @@ async def _success_in(env: RunEnvironment, n_tasks: int) -> float:
     source = task_source(env.spec, section)
     panel = _panel(env, section.split, None, n_tasks=min(n_tasks, len(source)), samples=1)
     result = await evaluate_panel(env.runner, source, panel, concurrency=env.config.rollout.max_concurrent)
+    if result.success is None and Outcome.FINISHED not in result.outcomes:  # limits ended all episodes
+        return 0.0
     if result.success is None:
         raise UsageError(
             f"environment {env.spec.name} does not report success",
@@ -213,11 +215,9 @@ def _metrics(result: EvaluationResult, prefix: str) -> dict[str, float]:
     }
     for name, estimate in (("success", result.success), ("reward", result.reward)):
         if estimate is not None:
-            metrics |= {
-                f"{prefix}{name}": estimate.mean,
-                f"{prefix}{name}_low": estimate.low,
-                f"{prefix}{name}_high": estimate.high,
-            }
+            metrics[f"{prefix}{name}"] = estimate.mean
+            if estimate.is_bounded:
+                metrics |= {f"{prefix}{name}_low": estimate.low, f"{prefix}{name}_high": estimate.high}
     for name, found in result.by_task_type.items():
         if found.success is not None:
             metrics[f"{prefix}success/{name}"] = found.success.mean

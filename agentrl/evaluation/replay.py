@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -168,8 +168,8 @@ class Replay:
             "environment": self.episode.environment,
             "turn": self.turn,
             "stored": {"reward": self.episode.reward, "success": self.episode.success},
-            "success": None if self.success is None else asdict(self.success),
-            "reward": None if self.reward is None else asdict(self.reward),
+            "success": None if self.success is None else self.success.to_json(),
+            "reward": None if self.reward is None else self.reward.to_json(),
             "failed": len(self.continuations) - len(self.valid_continuations),
             "folder": str(self.folder),
             "continuations": [self._continuation_json(one) for one in self.continuations],

@@ -23,6 +23,7 @@ from agentrl.evaluation.diagnosis.summary import EpisodeCounts, RunSummary
 from agentrl.evaluation.panel import EvaluatedEpisode, Panel, panel_hash
 from agentrl.observe.console import html_table
 from agentrl.observe.incidents import Incidents
+from agentrl.observe.secrets import hide_secrets
 from agentrl.trajectory import Turn
 
 CONFIDENCE = 0.95
@@ -44,11 +45,21 @@ _PROMPTS_WITHOUT_SUCCESS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeanInterval:
-    """Mean with its confidence interval at level `CONFIDENCE`."""
+    """Mean with its confidence interval at level `CONFIDENCE`; the bounds are NaN if they cannot be estimated."""
 
     mean: float
     low: float
     high: float
+
+    @property
+    def is_bounded(self) -> bool:
+        """True if the interval could be estimated."""
+        return not math.isnan(self.low)
+
+    def to_json(self) -> dict[str, float | None]:
+        """Return the numbers; bounds that cannot be estimated are ``None``."""
+        bounded = self.is_bounded
+        return {"mean": self.mean, "low": self.low if bounded else None, "high": self.high if bounded else None}
 
 
 def wilson_interval(successes: float, trials: float) -> MeanInterval:
@@ -104,11 +115,14 @@ def _effective_trials(tasks: Sequence[Sequence[bool]], share: float, episodes: i
 def bootstrap_mean(values: Sequence[float], *, seed: int = 0) -> MeanInterval:
     """Estimate a mean with a percentile bootstrap interval (Efron 1979), for quantities that are not proportions.
 
-    `values` has one value per independent unit (the mean of a task's samples, not the samples).
+    `values` has one value per independent unit (the mean of a task's samples, not the samples). Equal values do not
+    show how much others would differ, so their interval is not estimated.
     """
     if not values:
         raise ValueError("no values: nothing to estimate")
     data = np.asarray(values, dtype=np.float64)
+    if data.min() == data.max():
+        return MeanInterval(mean=float(data[0]), low=math.nan, high=math.nan)
     picks = np.random.default_rng(seed).integers(0, len(data), size=(RESAMPLES, len(data)))
     tail = 100 * (1 - CONFIDENCE) / 2
     low, high = np.percentile(data[picks].mean(axis=1), [tail, 100 - tail])
@@ -218,8 +232,8 @@ class EvaluationResult:
             "samples": self.panel.samples,
             "seed": self.panel.seed,
             "panel_hash": self.panel_hash,
-            "success": _estimate_json(self.success),
-            "reward": _estimate_json(self.reward),
+            "success": None if self.success is None else self.success.to_json(),
+            "reward": None if self.reward is None else self.reward.to_json(),
             "by_task_type": {name: asdict(found) for name, found in self.by_task_type.items()},
             "outcomes": {outcome.value: count for outcome, count in self.outcomes.items()},
             "failed": self.failures,
@@ -234,7 +248,7 @@ class EvaluationResult:
             "problems": [problem.to_json() for problem in self.problems],
             "reused": self.reused,
             "reused_since": None if self.reused_since is None else _time_text(self.reused_since),
-            "settings": dict(self.panel.settings),
+            "settings": hide_secrets(self.panel.settings),
         }
 
     def __str__(self) -> str:
@@ -391,7 +405,3 @@ def _tokens(turns: Sequence[Turn]) -> int:
 
 def _mean(values: Sequence[float]) -> float:
     return fmean(values) if values else 0.0
-
-
-def _estimate_json(estimate: MeanInterval | None) -> dict[str, float] | None:
-    return None if estimate is None else asdict(estimate)

@@ -19,7 +19,7 @@ from agentrl.observe.idle_steps import steps_without_learning
 from agentrl.observe.run_folder import RunDirectory
 from agentrl.observe.secrets import hide_in_text, hide_secrets
 from agentrl.observe.terminal import step_words
-from agentrl.observe.trajectory_index import EpisodeFilter, TrajectoryIndex
+from agentrl.observe.trajectory_index import EpisodeFilter, EpisodeSummary, TrajectoryIndex
 from agentrl.trajectory import Trajectory
 
 SHARE = 4
@@ -160,19 +160,14 @@ def success_by_type(run: ReportedRun) -> dict[str, str]:
     return {name: f"{_share(early.get(name))} to {_share(late.get(name))}" for name in types}
 
 
-def _successes(index: TrajectoryIndex, where: EpisodeFilter) -> dict[str | None, list[bool]]:
-    found: dict[str | None, list[bool]] = {}
-    for row in index.select(where):
-        if row.success is not None:
-            found.setdefault(row.task_type, []).append(row.success)
-    return found
+def _successes(index: TrajectoryIndex, where: EpisodeFilter) -> dict[str | None, EpisodeSummary]:
+    return {row.values[0]: row for row in index.summarize(["task_type"], where) if row.judged}
 
 
-def _share(solved: Sequence[bool] | None) -> str:
-    if not solved:
+def _share(row: EpisodeSummary | None) -> str:
+    if row is None:
         return "not played"
-    found = wilson_interval(sum(solved), len(solved))
-    return f"{estimate_text(found)}, n = {len(solved)}"
+    return f"{estimate_text(wilson_interval(row.solved, row.judged))}, n = {row.judged}"
 
 
 def _cost_table(runs: Sequence[ReportedRun], price_per_hour: float | None) -> ReportTable:

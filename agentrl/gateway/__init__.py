@@ -183,7 +183,8 @@ class Gateway:
             for dialect in DIALECTS:
                 for version in VERSIONS:
                     application.router.add_post(prefix + version + dialect.route, self._answering(dialect))
-            application.router.add_post(prefix + "/v1/messages/count_tokens", self._count_tokens)
+                    if dialect.count_route is not None:
+                        application.router.add_post(prefix + version + dialect.count_route, self._counting(dialect))
             application.router.add_get(prefix + "/v1/models", self._models)
             application.router.add_get(prefix + "/v1/models/{model:.+}", self._models)
             for path in {prefix, prefix + "/", prefix + "/api/hello"} - {""}:  # Claude Code probes its base URL
@@ -287,17 +288,17 @@ class Gateway:
                 code="forbidden",
             )
 
-    async def _count_tokens(self, request: web.Request) -> web.StreamResponse:
-        dialect = next(dialect for dialect in DIALECTS if isinstance(dialect, AnthropicMessages))
-        try:
-            (session, *_), body, raw = await self._sessions_and_body(request, dialect.read_count)
+    def _counting(self, dialect: Dialect) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+        async def count_tokens(request: web.Request) -> web.StreamResponse:
+            try:
+                sessions, body, raw = await self._sessions_and_body(request, lambda body: dialect.read_count(body, {}))
+                earlier = reply_referred_to(body)
+                session = next((one for one in sessions if earlier is not None and one.has_reply(earlier)), sessions[0])
+                return _json(dialect.write_count(await off_loop(len(raw), session.count_tokens, dialect, body)))
+            except Exception as error:
+                return _refusal(dialect, error)
 
-            def count() -> int:
-                return session.count_tokens(dialect.read_count(body))
-
-            return _json({"input_tokens": await off_loop(len(raw), count)})
-        except Exception as error:
-            return _refusal(dialect, error)
+        return count_tokens
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
         try:

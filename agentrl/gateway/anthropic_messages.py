@@ -83,6 +83,7 @@ class AnthropicMessages(Dialect):
 
     name = "anthropic"
     path = "/v1/messages"
+    count_route = "/messages/count_tokens"
     keep_alive = b'event: ping\ndata: {"type": "ping"}\n\n'
 
     def read(self, body: Mapping[str, Any], stored: Mapping[str, Sequence[Message]]) -> ChatRequest:
@@ -92,9 +93,9 @@ class AnthropicMessages(Dialect):
         if body["max_tokens"] == 0:
             text = "max_tokens of 0: the engine caches prompts by itself, and no request warms its cache up"
             raise BadRequest(text, field="max_tokens", code="unsupported", is_offer=True)
-        return self.read_count(body)
+        return self.read_count(body, stored)
 
-    def read_count(self, body: Mapping[str, Any]) -> ChatRequest:
+    def read_count(self, body: Mapping[str, Any], stored: Mapping[str, Sequence[Message]]) -> ChatRequest:
         """Read a request to count tokens, where ``max_tokens`` is optional."""
         refuse_unknown(body, (*READ, *IGNORED))
         refuse(body, ("mcp_servers", "container"), "the policy cannot use them")

@@ -208,6 +208,8 @@ class Dialect(ABC):
     """Name in messages and records."""
     path: str
     """Route of requests, relative to the session's base URL."""
+    count_route: str | None = None
+    """Path, without the vendor's version, of requests for the number of tokens of a prompt; ``None`` without one."""
     keep_alive: bytes = b": waiting\n\n"
     """Bytes that a stream sends while nothing is sampled: clients assume that a silent server is dead."""
 
@@ -215,6 +217,14 @@ class Dialect(ABC):
     def route(self) -> str:
         """The path without the vendor's version."""
         return self.path.removeprefix("/v1")
+
+    def read_count(self, body: Mapping[str, Any], stored: Mapping[str, Sequence[Message]]) -> ChatRequest:
+        """Read a request to count tokens, which may lack fields of other requests; arguments as for `read`."""
+        return self.read(body, stored)
+
+    def write_count(self, tokens: int) -> Json:
+        """Write the number of tokens of a prompt."""
+        return {"input_tokens": tokens}
 
     @abstractmethod
     def read(self, body: Mapping[str, Any], stored: Mapping[str, Sequence[Message]]) -> ChatRequest:

@@ -70,6 +70,7 @@ class Responses(OpenAIDialect):
 
     name = "responses"
     path = "/v1/responses"
+    count_route = "/responses/input_tokens"
 
     def read(self, body: Mapping[str, Any], stored: Mapping[str, Sequence[Message]]) -> ChatRequest:
         """Read a request.
@@ -104,6 +105,14 @@ class Responses(OpenAIDialect):
                 "echo": {**_echo(body, tools), **{name: sampling.get(name) for name in SAMPLING}, "store": store},
             },
         )
+
+    def read_count(self, body: Mapping[str, Any], stored: Mapping[str, Sequence[Message]]) -> ChatRequest:
+        """Read a request to count tokens, where ``model`` is optional."""
+        return self.read(body if is_given(body, "model") else {**body, "model": ""}, stored)
+
+    def write_count(self, tokens: int) -> Json:
+        """Write the number of tokens of a prompt."""
+        return {"object": "response.input_tokens", "input_tokens": tokens}
 
     def write(self, request: ChatRequest, reply: Reply) -> Json:
         """Write a reply that is not streamed."""

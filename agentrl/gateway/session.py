@@ -504,8 +504,9 @@ class GatewaySession:
             self.is_done = result.done
             return result
 
-    def count_tokens(self, request: ChatRequest) -> int:
+    def count_tokens(self, dialect: Dialect, body: Mapping[str, Any]) -> int:
         """Return the number of tokens of a request's prompt."""
+        request = dialect.read_count(body, self._stored)
         try:
             return self._episode.count_tokens(request.messages, request.tools)
         except (TemplateError, UsageError) as error:

@@ -145,6 +145,8 @@ class RunSnapshot:
     process_started: int | None = None
     """Start time of the process in ticks since boot, which distinguishes it from a later process with the same id."""
     host: str = ""
+    pid_namespace: str = ""
+    """PID namespace of the process: a container may have the machine's name, but has other process ids."""
     time: float = 0.0
     started: float = 0.0
     phase: str = ""
@@ -176,18 +178,34 @@ class RunSnapshot:
     end: RunEnd | None = None
     error: str | None = None
 
+    @property
+    def is_elsewhere(self) -> bool:
+        """True if the process is on another machine or in another container, so that it cannot be examined."""
+        return self.host != socket.gethostname() or self.pid_namespace not in ("", own_pid_namespace())
+
     def liveness(self, now: float) -> Liveness:
-        """Return the state of the run at the time `now`; for a run of another machine, only the status is known."""
+        """Return the state of the run at the time `now`.
+
+        For a run of another machine or in another container, only the status is known.
+        """
         if self.end is not None:
             return Liveness(self.end)
         is_late = now - self.time > SILENT_S
-        if self.host != socket.gethostname():
+        if self.is_elsewhere:
             return Liveness.HUNG if is_late else Liveness.RUNNING
         if (state := _process_state(self.pid, self.process_started)) is None:
             return Liveness.STOPPED if self.stopping else Liveness.CRASHED
         if state == "T":
             return Liveness.SUSPENDED
         return Liveness.HUNG if is_late else Liveness.RUNNING
+
+
+def own_pid_namespace() -> str:
+    """Return the PID namespace of this process; empty if the system does not name it."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
 
 
 def process_start(pid: int) -> int | None:

@@ -172,7 +172,9 @@ class EpisodeSummary:
     """Values of the columns."""
     episodes: int
     judged: int
-    """Number of episodes with a known success."""
+    """Number of episodes that were solved or failed: all without infrastructure failure, of environments that report
+    success in some of their episodes.
+    """
     solved: int
     rewarded: int
     """Number of episodes with a reward."""
@@ -346,12 +348,14 @@ class TrajectoryIndex:
     def summarize(self, by: Sequence[EpisodeColumn], where: EpisodeFilter = ALL) -> list[EpisodeSummary]:
         """Count the matching episodes by the values of columns, in the order of these values; a text is ignored."""
         condition, values = self._condition(replace(where, text=None))
-        columns = ", ".join(by)
-        statement = (
-            f"SELECT {columns}, COUNT(*), COUNT(success), COALESCE(SUM(success), 0), COUNT(reward), AVG(reward), "
-            f"AVG(reward * reward) FROM episodes WHERE {condition} GROUP BY {columns} ORDER BY {columns}"
-        )
-        return [EpisodeSummary(tuple(row[: len(by)]), *row[len(by) :]) for row in self._query(statement, values)]
+        columns, failures = ", ".join(by), [outcome for outcome in Outcome if outcome.is_infrastructure]
+        judged = f"""outcome NOT IN ({_marks(failures)})
+            AND environment IN (SELECT environment FROM episodes WHERE success IS NOT NULL)"""
+        statement = f"""SELECT {columns}, COUNT(*), COUNT(*) FILTER (WHERE {judged}),
+            COUNT(*) FILTER (WHERE {judged} AND success = 1), COUNT(reward), AVG(reward), AVG(reward * reward)
+            FROM episodes WHERE {condition} GROUP BY {columns} ORDER BY {columns}"""
+        found = self._query(statement, [*failures, *failures, *values])
+        return [EpisodeSummary(tuple(row[: len(by)]), *row[len(by) :]) for row in found]
 
     def read(self, row: EpisodeRow, *, messages: bool = False) -> StoredTrajectory:
         """Read an episode from the store.

@@ -64,6 +64,8 @@ class Deviation(enum.Flag):
     """Images of tool results in a user's message after them, as OpenAI requires."""
     PLAIN_NAMES = enum.auto()
     """Names of tools in letters, digits, ``_`` and ``-``, as OpenAI requires."""
+    NO_EMPTY_TEXTS = enum.auto()
+    """`_EMPTY` in place of empty texts, such as an empty answer, as Anthropic, Kimi and Mistral require."""
 
     def after(self, refusal: str, body: Mapping[str, Any]) -> Deviation:
         """Return the deviations of a rejected request with one more; the same ones if `refusal` suggests none.
@@ -73,6 +75,7 @@ class Deviation(enum.Flag):
         names = [tool["function"]["name"] for tool in body.get("tools", ())]
         plain = {_plain_name(name) for name in names}
         has_images = any(row["role"] == "tool" and isinstance(row["content"], list) for row in body["messages"])
+        has_empty = any(map(_is_empty, body["messages"]))
         suggested = {
             Deviation.COMPLETION_LIMIT: "max_completion_tokens" in refusal,
             Deviation.THINKING: "reasoning_content" in refusal,
@@ -81,13 +84,20 @@ class Deviation(enum.Flag):
             Deviation.NO_TOP_P: "top_p" in refusal and body.get("top_p") == 1,
             Deviation.NO_TEMPERATURE: "temperature" in refusal and body.get("temperature") == 1,
             Deviation.NO_SEED: "seed" in refusal and "seed" in body,
+            Deviation.NO_EMPTY_TEXTS: has_empty and _REFUSES_EMPTY.search(refusal) is not None,
         }
         new = next((one for one, is_suggested in suggested.items() if is_suggested and one not in self), Deviation.NONE)
         return self | new
 
 
 _OMITTED = {Deviation.NO_TOP_P: "top_p", Deviation.NO_TEMPERATURE: "temperature", Deviation.NO_SEED: "seed"}
+_EMPTY = "(empty)"
+_REFUSES_EMPTY = re.compile(r"empty|non-whitespace|at least one content|either content or tool_calls", re.IGNORECASE)
 _IMAGES_FOLLOW = "The images follow in the next message."
+
+
+def _is_empty(row: Mapping[str, Any]) -> bool:
+    return row.get("content") == "" and not row.get("tool_calls")
 
 
 def _plain_name(name: str) -> str:
@@ -133,6 +143,8 @@ def _encode_message(message: Message, deviation: Deviation) -> dict[str, Any]:
     body = as_openai(message, keep_reasoning=Deviation.THINKING in deviation)
     if message.tool_calls and not message.content:
         body["content"] = None  # services behind Anthropic's and Amazon's APIs reject an empty text
+    if Deviation.NO_EMPTY_TEXTS in deviation and _is_empty(body):
+        body["content"] = _EMPTY
     if Deviation.THINKING in deviation and message.role == "assistant":
         body.setdefault("reasoning_content", " ")  # Kimi rejects an empty text here
     if Deviation.PLAIN_NAMES in deviation:

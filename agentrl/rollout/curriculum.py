@@ -51,6 +51,8 @@ class GroupOutcome:
     tries: int
     """Number of episodes that report success or failure; see `count_failures`."""
     successes: int
+    finished: int = 0
+    """Number of trainable episodes that the environment ended, so that it could report success."""
     proposals: Sequence[Mapping[str, Any]] = ()
     """Tasks that the trainable episodes proposed, in their order."""
 
@@ -58,23 +60,25 @@ class GroupOutcome:
 def count_failures(outcomes: Sequence[GroupOutcome], known: Set[str], setting: str) -> list[GroupOutcome]:
     """Count all episodes of environments that report success in some; those that a limit ended may have none.
 
+    Until an environment reports success, its episodes are not counted.
+
     Args:
         outcomes: Groups of a step.
         known: Environments that have reported success in earlier steps.
         setting: Config key that needs success, for the error message.
 
     Raises:
-        UsageError: an environment has never reported success.
+        UsageError: an environment has ended episodes, and has never reported success.
     """
     reporting = known | {outcome.environment for outcome in outcomes if outcome.tries}
     for outcome in outcomes:
-        if outcome.episodes and outcome.environment not in reporting:
+        if outcome.finished and outcome.environment not in reporting:
             raise UsageError(
                 f"the environment of task {outcome.task_id} does not report success",
                 expected='info["success"] at the end of an episode',
                 hint=f"remove {setting}",
             )
-    return [replace(outcome, tries=outcome.episodes) for outcome in outcomes]
+    return [replace(one, tries=one.episodes if one.environment in reporting else 0) for one in outcomes]
 
 
 class Pool(enum.StrEnum):

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from agentrl.errors import Outcome
 from agentrl.observe.trajectory_record import trajectory_from_record, trajectory_record
 from agentrl.rollout.curriculum import GroupOutcome
 from agentrl.rollout.task_order import SampledTask, task_record
@@ -96,6 +97,7 @@ class Group:
             episodes=len(self.trainable),
             tries=len(known),
             successes=sum(known),
+            finished=sum(trajectory.outcome is Outcome.FINISHED for trajectory in self.trainable),
             proposals=[proposal for trajectory in self.trainable for proposal in trajectory.proposals],
         )
 

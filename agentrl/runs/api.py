@@ -36,7 +36,6 @@ from agentrl.evaluation.settings import evaluation_config
 from agentrl.observe.console import note
 from agentrl.observe.progress import RunWatcher
 from agentrl.observe.run_folder import RunDirectory, find_run
-from agentrl.observe.run_status import read_status
 from agentrl.observe.terminal import counting, watching
 from agentrl.registry import SESSION, Kind, name_of
 from agentrl.reward import Scorer
@@ -45,7 +44,7 @@ from agentrl.rollout.waits import RolloutCounters
 from agentrl.runs.learning_commands import LEARNING_COMMANDS
 from agentrl.runs.rl import train as train_run
 from agentrl.runs.sft import check_sft_start, check_warm_start, warm_start
-from agentrl.runs.start import RunResult, resume_learning, resume_run, start_run
+from agentrl.runs.start import RunResult, resume_learning, resume_run, resuming_command, start_run
 from agentrl.runs.start_record import start_folder
 from agentrl.runs.stop import AFTER_TWO_REQUESTS, StopRequest, run_until_stopped
 from agentrl.runs.stored_training import start_check
@@ -187,8 +186,8 @@ def resume(
     interruption = StopRequest()
 
     def work() -> RunResult:
-        words, status = [*_override("trainer.steps", steps), *override_words(overrides)], read_status(Path(folder))
-        command = "train" if status is None else status.resumed_by
+        words = [*_override("trainer.steps", steps), *override_words(overrides)]
+        command = resuming_command(RunDirectory.open(folder))
         run = train_run
         if (learning := LEARNING_COMMANDS.get(command)) is not None:
             run = learning.run
@@ -275,7 +274,7 @@ def sft(
         resolved = load_config(config, words)
         check_warm_start(resolved)
         _check_session(resolved)
-        run = start_run(resolved, kind="sft", check=check_sft_start)
+        run = start_run(resolved, kind="sft", command="sft", check=check_sft_start)
         with _watcher(progress, watcher) as display:
             return warm_start(run, watcher=display, interruption=interruption)
 

@@ -120,7 +120,7 @@ class DemoRunner:
         words = []
         if self._has_warm_start:
             with self._watching() as watcher:
-                warmed = warm_start(start_run(self._config("warm-start"), kind="sft"), watcher=watcher)
+                warmed = warm_start(start_run(self._config("warm-start"), kind="sft", command="sft"), watcher=watcher)
             started = self._check_finished(warmed, "sft")
             clock.lap("warm_start")
             results[BEFORE] = self._evaluate(started.checkpoint)

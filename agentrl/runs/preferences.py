@@ -111,14 +111,21 @@ def check_preferences(config: Config) -> None:
     """Check the config of preference training.
 
     Raises:
-        ConfigError: no sources, the loss is not a preference loss or does not accept an option, or the adapters are
-            invalid.
+        ConfigError: no sources, the loss is not a preference loss or does not accept an option, the adapters are
+            invalid, or a model from scratch would be trained on a file.
         UsageError: a source does not exist.
     """
     refuse_role_adapters(config, "agentrl dpo")
     check_adapters(config)
     preference_loss(config.preferences or PreferencesConfig())
-    check_sources(config.preferences or PreferencesConfig())
+    files = [str(one) for one in check_sources(config.preferences or PreferencesConfig()) if is_preference_file(one)]
+    if files and config.model.path == SCRATCH:
+        raise ConfigError(
+            "a file of pairs needs a model",
+            got=f"{files[0]} and model.path scratch, whose vocabulary comes from an environment's text",
+            expected="a folder or a name",
+            hint="set model.path, or --model",
+        )
 
 
 def check_reward_training(config: Config) -> None:

@@ -59,7 +59,7 @@ class RolloutResult:
 
 def start_rollout(config: Config) -> Run:
     """Create the folder of a new rollout run; see `start_run`."""
-    run = start_run(config, kind="rollout")
+    run = start_run(config, kind="rollout", command="rollout")
     _write_size(run)
     return run
 

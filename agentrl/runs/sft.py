@@ -143,7 +143,7 @@ class WarmStart(LearningRun):
         self._renderer = build_renderer(self.config, base, tokenizer)
         if self.settings.data is not None:
             demonstrations = self._read(self.settings.data)
-        elif resumes:
+        elif resumes or self._has_all_demonstrations():
             demonstrations = _read_demonstrations(self.folder.trajectories)
         else:
             demonstrations = await self._play()
@@ -154,6 +154,20 @@ class WarmStart(LearningRun):
 
         data = digest_trajectories(demonstrations)
         return Prepared(base=base, data=data, load=load, tokenizer=tokenizer, images=self._renderer.images)
+
+    def _has_all_demonstrations(self) -> bool:
+        """Return True if the run was killed before its first checkpoint, but after all demonstrations were stored."""
+        ended = _read_ended(self.folder.trajectories)
+        found, expected = (
+            sum(t.outcome is not None and not t.outcome.is_retryable for t in ended),
+            self.settings.episodes,
+        )
+        if ended:
+            self.say(
+                f"the run has no checkpoint: {found} of {expected} demonstrations are stored, "
+                + ("and are used again" if found == expected else "and all are played again")
+            )
+        return found == expected
 
     async def _play(self) -> list[Trajectory]:
         """Let the experts play demonstrations, and store them."""
@@ -208,10 +222,14 @@ class WarmStart(LearningRun):
 
 def _read_demonstrations(folder: Path) -> list[Trajectory]:
     """Read the demonstrations that a run has stored, as `collect_demonstrations` returned them."""
-    stored = read_trajectories(folder) if folder.is_dir() else ()  # without it, the data is not that of the checkpoint
-    ended = [found.trajectory for found in stored]  # an attempt after its retries
-    good = _select_trainable({int(t.group_id.removeprefix(_GROUP)): t for t in ended})
+    good = _select_trainable({int(t.group_id.removeprefix(_GROUP)): t for t in _read_ended(folder)})
     return [good[number] for number in sorted(good)]
+
+
+def _read_ended(folder: Path) -> list[Trajectory]:
+    """Read the last attempt at each demonstration; none if the folder is gone."""
+    stored = read_trajectories(folder) if folder.is_dir() else ()
+    return list({found.trajectory.group_id: found.trajectory for found in stored}.values())
 
 
 warm_start = WarmStart.start

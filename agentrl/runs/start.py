@@ -90,12 +90,13 @@ def check_rollouts(config: Config, *, fetch: bool = True, say: Callable[[str], N
         check_tokens(config, config.model.path)
 
 
-def start_run(config: Config, *, kind: str, check: StartCheck | None = check_rollouts) -> Run:
+def start_run(config: Config, *, kind: str, command: str = "train", check: StartCheck | None = check_rollouts) -> Run:
     """Create the folder of a new run and save the resolved config in it.
 
     Args:
         config: Config of the run. Its environments, tasks and model must exist.
         kind: Kind of run for its generated name, such as ``grpo`` or ``sft``.
+        command: Command that resumes the run.
         check: Check of this kind of run.
 
     Raises:
@@ -117,7 +118,7 @@ def start_run(config: Config, *, kind: str, check: StartCheck | None = check_rol
     folder = RunDirectory.create(Path(config.run.directory), config.run.name, prefix=f"{name}-{kind}")
     try:
         folder.save_config(dump_config(resolved))
-        write_start_record(folder, base=_base_weights(resolved))
+        write_start_record(folder, resumed_by=command, base=_base_weights(resolved))
     except UsageError:
         folder.undo_start()
         raise
@@ -193,20 +194,32 @@ def _reopen(path: str | Path, overrides: Sequence[str], command: str, rules: Map
     found = changes(load_config(folder.config_file), config, rules)
     check_same_run(found, command)
     check_observers(config)
-    if (base := _base_weights(config)) and base != read_start_record(folder).get("base", base):
+    warn_changed_base(folder, config)
+    return Run(folder, config, found)
+
+
+def warn_changed_base(run: RunDirectory, config: Config) -> None:
+    """Log a warning if the weights below a run's adapters have changed since its start."""
+    if (base := _base_weights(config)) and base != read_start_record(run).get("base", base):
         _log.warning(
             "the files of %s have changed since the run was started, whose adapters belong to the earlier weights: "
             "restore them, unless only their times of modification differ",
             config.model.path,
         )
-    return Run(folder, config, found)
+
+
+def resuming_command(run: RunDirectory) -> str:
+    """Return the command that resumes a run; empty if neither its status nor the record of its start can be read."""
+    if run.rollout_file.is_file():
+        return "rollout"
+    status = read_status(run.path)
+    return str(read_start_record(run).get("resumed_by", "")) if status is None else status.resumed_by
 
 
 def _open_run(path: str | Path, command: str) -> RunDirectory:
     """Open a run's folder, and check that this command resumes the run."""
     folder = RunDirectory.open(path)
-    status, quoted = read_status(folder.path), shlex.quote(str(folder.path))
-    other = "rollout" if folder.rollout_file.is_file() else "" if status is None else status.resumed_by
+    other, quoted = resuming_command(folder), shlex.quote(str(folder.path))
     if other in ("", command):
         return folder
     use = f"train on its episodes: agentrl train CONFIG --episodes {quoted}"

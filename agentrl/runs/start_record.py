@@ -23,10 +23,10 @@ START_FILE = "start.json"
 _GIB = 2**30
 
 
-def write_start_record(run: RunDirectory, *, base: Sequence[str] = ()) -> None:
+def write_start_record(run: RunDirectory, *, resumed_by: str, base: Sequence[str] = ()) -> None:
     """Write the command, the working folder, the machine and the versions of a run that starts.
 
-    `base` identifies the weights below a run's adapters.
+    `resumed_by` is the command that resumes the run; `base` identifies the weights below its adapters.
 
     Raises:
         UsageError: the disk is full.
@@ -34,6 +34,7 @@ def write_start_record(run: RunDirectory, *, base: Sequence[str] = ()) -> None:
     gpus = [f"{gpu.name} ({gpu.memory_bytes / _GIB:.0f} GiB)" for gpu in accelerators()]
     record = {
         "command": shlex.join([Path(sys.argv[0]).name or "python", *sys.argv[1:]]),
+        "resumed_by": resumed_by,
         "folder": _working_folder(run),
         "time": time.time(),
         "base": list(base),

@@ -34,6 +34,7 @@ from agentrl.observe.run_status import (
     RunEnd,
     RunSnapshot,
     TurnText,
+    own_pid_namespace,
     process_start,
     write_status,
 )
@@ -166,6 +167,7 @@ class StatusWriter:
             pid=self._pid,
             process_started=self._process_started,
             host=self._host,
+            pid_namespace=own_pid_namespace(),
             time=now,
             started=self._started,
             phase=str(status.phase),

@@ -106,11 +106,12 @@ class HttpSession:
     Args:
         url: Base URL, without a path.
         api_key_variable: Environment variable that holds the server's API key; ``None`` sends no key.
+        section: Config section with the key ``api_key_variable``, for hints.
     """
 
-    def __init__(self, url: str, *, api_key_variable: str | None = None) -> None:
+    def __init__(self, url: str, *, api_key_variable: str | None = None, section: str = "engine") -> None:
         self.url = url.rstrip("/")
-        self._key_variable = api_key_variable
+        self._key_variable, self._section = api_key_variable, section
         self._session: aiohttp.ClientSession | None = None
         self._closed = False
 
@@ -277,7 +278,7 @@ class HttpSession:
             return {}
         key = os.environ.get(self._key_variable)
         if not key:
-            hint = f"set it to the key of {self.url}, or remove engine.api_key_variable"
+            hint = f"set it to the key of {self.url}, or remove {self._section}.api_key_variable"
             raise UsageError(f"the environment variable {self._key_variable} is not set", hint=hint)
         return {"Authorization": f"Bearer {key}"}
 
@@ -295,7 +296,7 @@ class HttpSession:
 
     def _refuse(self, route: str, status: int, message: str) -> bytes:
         if status == 401:
-            hint = "name the environment variable that holds its key in engine.api_key_variable"
+            hint = f"name the environment variable that holds its key in {self._section}.api_key_variable"
             if self._key_variable is not None:
                 hint = f"set the environment variable {self._key_variable} to a valid key"
             raise UsageError(f"{self.url} refuses the key", got=f"{status}, {message!r}", hint=hint)

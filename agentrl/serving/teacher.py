@@ -42,7 +42,8 @@ class TeacherServers:
 
     def __init__(self, settings: TeacherConfig) -> None:
         self._settings = settings
-        self._servers = [HttpSession(url, api_key_variable=settings.api_key_variable) for url in settings.servers]
+        variable, section = settings.api_key_variable, "algorithm.teacher"
+        self._servers = [HttpSession(url, api_key_variable=variable, section=section) for url in settings.servers]
         self._turns = itertools.cycle(range(len(self._servers)))
         self._slots = asyncio.Semaphore(settings.max_concurrent)
         self._names: dict[int, str] = {}

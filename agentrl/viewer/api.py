@@ -46,7 +46,7 @@ MAX_CHOICES = 100
 """Maximum number of episodes of one task that are offered for comparison."""
 IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 """Content types of the images that are served."""
-_OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
+_OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS | orjson.OPT_STRICT_INTEGER
 NOTES_FILE = "notes.jsonl"
 MAX_NOTE_CHARS = 10_000
 """Maximum number of characters of a note."""
@@ -56,7 +56,11 @@ _NOTES_LOCK = threading.Lock()
 
 
 def encode(document: Any) -> bytes:
-    """Encode an answer as JSON; lone surrogates, which JSON files may contain, become question marks."""
+    """Encode an answer as JSON for browsers.
+
+    Lone surrogates, which JSON files may contain, become question marks. Integers that browsers would round, such as
+    ids in the arguments of tools, become texts.
+    """
     try:
         return orjson.dumps(document, option=_OPTIONS)
     except TypeError:
@@ -71,7 +75,7 @@ def _encodable(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_encodable(inner) for inner in value]
     if isinstance(value, int) and not -(2**53) <= value <= 2**53:
-        return float(value) if abs(value) < 2**1000 else None
+        return str(value) if abs(value) < 2**1000 else None
     return value
 
 
@@ -80,8 +84,8 @@ def _find_source(library: Library, request: web.Request) -> OpenedSource:
 
 
 def list_sources(library: Library, request: web.Request, query: Query) -> dict[str, Any]:
-    """Return all runs and evaluations."""
-    return {"sources": library.lines()}
+    """Return the runs and evaluations, and how many others are not read yet."""
+    return {"sources": library.lines(), "unread": library.unread}
 
 
 def show_source(library: Library, request: web.Request, query: Query) -> dict[str, Any]:

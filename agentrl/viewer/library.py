@@ -25,6 +25,8 @@ SEARCH_EVERY_S = 5.0
 """Seconds between two searches for new runs."""
 STATE_EVERY_S = 5.0
 """Seconds after which the state of an unfinished run is read again, because a crash changes no file."""
+LINES_S = 2.0
+"""Seconds for which a request for the list reads runs; with thousands of runs, it does not wait for all of them."""
 
 Publish = Callable[[str, str, dict[str, Any]], None]
 """Receiver of events: kind, key of the source, body. It is called in other threads."""
@@ -89,11 +91,26 @@ class Library:
         return next(iter(named or (opened if len(opened) == 1 else [])), None)
 
     def lines(self) -> list[dict[str, Any]]:
-        """Return the lines of the first page, the newest first."""
-        for key, opened in list(self._sources.items()):
-            if not opened.line:
+        """Return the lines of the first page, the newest first; without those that are not read after `LINES_S`.
+
+        The watcher reads the rest, and announces them.
+        """
+        deadline = time.monotonic() + LINES_S
+        unread = [key for key, opened in list(self._sources.items()) if not opened.line]
+        for key in sorted(unread, key=self._changed_at, reverse=True):
+            if time.monotonic() > deadline:
+                break
+            if (opened := self._sources.get(key)) is not None:
                 self._refresh(key, opened)
-        return [{**opened.line, "index": opened.index_progress()} for opened in self.newest_first()]
+        return [{**opened.line, "index": opened.index_progress()} for opened in self.newest_first() if opened.line]
+
+    @property
+    def unread(self) -> int:
+        """Number of sources without a line yet."""
+        return sum(not opened.line for opened in list(self._sources.values()))
+
+    def _changed_at(self, key: str) -> int:
+        return max((state[1] for state in self._seen.get(key, {}).values() if state is not None), default=0)
 
     def search(self) -> bool:
         """Search for new and removed sources; return True if there are any."""
@@ -123,6 +140,8 @@ class Library:
                     if self.search():
                         self._publish("sources", "", {})
                 for key, opened in list(self._sources.items()):
+                    if self._closing.is_set():
+                        return
                     self._look_at(key, opened)
             except Exception:  # a boundary: files may vanish or be damaged in any way
                 _log.warning("the opened folders cannot be watched", exc_info=True)

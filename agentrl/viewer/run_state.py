@@ -6,6 +6,7 @@ Runs of other versions can be read, too: nothing is imported to read their confi
 from __future__ import annotations
 
 import enum
+import functools
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -116,7 +117,7 @@ def read_settings(file: Path | None) -> ConfigSummary:
         if file is None or file.stat().st_size > MAX_CONFIG_BYTES:
             return ConfigSummary()
         text = file.read_bytes()
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=SAFE_LOADER)):
+        if b"&" in text and any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=SAFE_LOADER)):
             return ConfigSummary()  # runs write no YAML aliases, which can make a small file expand
         data = yaml.load(text, Loader=SAFE_LOADER)
     except (OSError, yaml.YAMLError, ValueError, RecursionError):
@@ -159,14 +160,24 @@ def _changed_keys(data: Mapping[str, Any], model: type[BaseModel], prefix: str) 
         if known is None:
             yield key, value
             continue
-        variants = models_of(known.annotation)
+        variants = _models_of(model, str(name))
         if isinstance(value, dict) and variants and name in LABELLED:
             for label, section in value.items():
                 yield from _changed_keys(section if isinstance(section, dict) else {}, variants[0], f"{key}.{label}.")
         elif isinstance(value, dict) and variants:
             yield from _changed_keys(value, _variant(variants, value), f"{key}.")
-        elif value != _plain(known.get_default(call_default_factory=True)):
+        elif value != _default(model, str(name)):
             yield key, value
+
+
+@functools.cache
+def _models_of(model: type[BaseModel], name: str) -> list[type[BaseModel]]:
+    return models_of(model.model_fields[name].annotation)
+
+
+@functools.cache
+def _default(model: type[BaseModel], name: str) -> Any:
+    return _plain(model.model_fields[name].get_default(call_default_factory=True))
 
 
 def _variant(variants: list[type[BaseModel]], value: Mapping[str, Any]) -> type[BaseModel]:

@@ -60,7 +60,10 @@ def guard(token: str | None, host: str) -> Any:
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
         if token is None or secret is None:
             if not is_own_page(request, names):
-                raise web.HTTPForbidden(text="without a token the viewer answers only requests to this machine")
+                raise web.HTTPForbidden(
+                    text="without a token the viewer answers only requests to this machine: behind a proxy, use "
+                    "--token-file"
+                )
             return await handler(request)
         if not _is_same_site(request):
             raise web.HTTPForbidden(text="the viewer answers only its own pages")
@@ -96,10 +99,13 @@ def _is_same_site(request: web.Request) -> bool:
 
 
 def _with_cookie(request: web.Request, secret: str) -> web.Response:
-    """Redirect the browser to the same URL without the token, and set the cookie."""
+    """Redirect the browser to the same URL without the token, and set the cookie.
+
+    The location is relative, because a proxy may serve the viewer under a prefix.
+    """
     target = request.rel_url.without_query_params(TOKEN)
-    path = target.raw_path if target.raw_path.startswith("/") and not target.raw_path.startswith("//") else "/"
-    location = f"{path}?{target.raw_query_string}" if target.raw_query_string else path
+    page = "./" + target.raw_path.rpartition("/")[2]
+    location = f"{page}?{target.raw_query_string}" if target.raw_query_string else page
     response = web.Response(status=303, headers={"Location": location, "Cache-Control": "no-store"})
     response.set_cookie(_cookie(request), secret, httponly=True, samesite="Strict", path="/")
     return response

@@ -286,7 +286,8 @@ class ViewerServer:
         return response
 
     async def _send_page(self, request: web.Request) -> web.StreamResponse:
-        response: web.Response = await self._in_thread(read_page)
+        depth = request.rel_url.raw_path.count("/") - 1
+        response: web.Response = await self._in_thread(lambda: read_page(depth))
         return response
 
     async def _send_file(self, request: web.Request) -> web.StreamResponse:
@@ -309,12 +310,16 @@ def _error(status: int, error: AgentRLError) -> web.Response:
     )
 
 
-def read_page() -> web.Response:
-    """Return the page of all addresses."""
+def read_page(depth: int) -> web.Response:
+    """Return the page of all addresses.
+
+    It names its files relative to its address, `depth` folders up, so that a proxy may serve the viewer under a prefix.
+    """
     try:
         text = (STATIC / INDEX).read_text(encoding="utf-8")
     except OSError:
         return web.Response(text=MISSING, content_type="text/html", status=503)
+    text = text.replace('="./', '="' + "../" * depth) if depth else text
     return web.Response(text=text, content_type="text/html", headers={"Cache-Control": "no-cache"})
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from gymnasium import spaces
 
 from agentrl.env import EnvironmentSpec, Isolation
-from agentrl.errors import UsageError, raised_at, raised_in
+from agentrl.errors import ConfigError, UsageError, raised_at, raised_in
 from agentrl.message import Content
 from agentrl.task import seed_tasks
 
@@ -132,15 +132,22 @@ def _create(env_id: str | type[gymnasium.Env[Any, Any]], options: dict[str, Any]
     except (gymnasium.error.Error, ModuleNotFoundError, TypeError) as error:
         name = env_id if isinstance(env_id, str) else f"{env_id.__module__}:{env_id.__qualname__}"
         what = f"the Gymnasium environment {name} cannot be created"
-        raise UsageError(what, got=error, hint=_next_step(error)) from error
+        kind = ConfigError if _is_call(error) else UsageError
+        raise kind(what, got=error, hint=_next_step(error)) from error
+
+
+def _is_call(error: Exception) -> bool:
+    """Return True if a constructor does not accept its arguments."""
+    place = raised_at(error) if isinstance(error, TypeError) else None
+    own = Path(gymnasium.__file__).parent
+    return place is not None and (place.file == __file__ or own in Path(place.file).parents)
 
 
 def _next_step(error: Exception) -> str | None:
     """Return the line of a constructor that failed, or say where its arguments come from if they are wrong."""
-    place = raised_at(error)
-    if place is None or not isinstance(error, TypeError):
+    if not isinstance(error, TypeError):
         return None
-    is_call = place.file == __file__ or Path(gymnasium.__file__).parent in Path(place.file).parents
+    is_call = _is_call(error)
     return "the arguments of its constructor are keys of environment.options" if is_call else raised_in(error)
 
 

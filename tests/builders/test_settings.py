@@ -121,6 +121,7 @@ def test_roles_have_settings_of_their_own_and_train_unless_another_policy_plays_
     service, scripted = found["debater_1"].policy, found["debater_2"].policy
     assert isinstance(service, RolePolicy)
     assert service.sampling.temperature == 0.25
+    assert service.service._service.settings.section == "agent.roles.debater_1.engine", "for hints"
     assert isinstance(scripted, ScriptedEpisodePolicy)
     assert found["judge"].policy is None
 

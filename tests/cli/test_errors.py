@@ -55,6 +55,8 @@ Cli = Callable[..., Any]
             "eval --env terminal --policy expert environment.options={colour:red}",
             "terminal does not accept its options",
         ),
+        ("env serve guess_number colour=red", "guess_number does not accept its options: got colour=red"),
+        ("env show FrozenLake-v1 colour=red", "unexpected keyword argument 'colour'"),
         ("env check household colour=red", "household does not accept its options: got colour=red"),
         ("env check terminal colour=red", "terminal does not accept its options: got colour=red"),
         ("env check telecom colour=red", "telecom does not accept its options: got colour=red"),

@@ -35,7 +35,7 @@ def base(tmp_path_factory: pytest.TempPathFactory, small: tuple[str, ...]) -> Pa
     return (runs / "latest").resolve()
 
 
-def test_a_resumed_run_warns_of_another_base(
+def test_resuming_and_exporting_a_run_warn_of_another_base(
     agentrl: Cli, base: Path, workplace: Path, small: tuple[str, ...], caplog: pytest.LogCaptureFixture
 ) -> None:
     model = workplace / "base"
@@ -49,8 +49,13 @@ def test_a_resumed_run_warns_of_another_base(
     assert "have changed" not in caplog.text
     path = model / "model.safetensors"
     save_file({name: tensor + 0.5 for name, tensor in load_file(path).items()}, path, {"format": "pt"})
+    warning = f"the files of {model} have changed since the run was started"
     resume_run(run, ["trainer.steps=2"])
-    assert f"the files of {model} have changed since the run was started" in caplog.text
+    assert warning in caplog.text
+    for options in ((), ("--adapter",)):
+        caplog.clear()
+        assert agentrl("export", str(run), f"exported{len(options)}", *options).code == 0
+        assert warning in caplog.text
 
 
 @pytest.mark.slow

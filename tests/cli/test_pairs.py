@@ -144,6 +144,9 @@ def test_a_file_of_pairs_and_a_model_need_no_config(agentrl: Cli, trained_run: P
     assert (workplace / "runs" / "latest").resolve().name.startswith("chat-dpo-")
     alone = agentrl("dpo", "--from", str(file))
     assert "or a file of pairs and --model" in " ".join(alone.err.split())
+    scratch = agentrl("dpo", "--model", "scratch", "--from", str(file))
+    assert scratch.code == 2
+    assert "a file of pairs needs a model: got" in " ".join(scratch.err.split())
     ended = agentrl("reward-model", "quickstart", "--from", str(file), "--model", str(trained_run), "--dry-run")
     assert (ended.code, "learns from the episodes of runs: got the pairs of" in " ".join(ended.err.split())) == (
         2,

@@ -135,6 +135,20 @@ def test_a_counter_tells_success_or_else_the_mean_reward(success: bool | None, w
     assert counter.words() == words
 
 
+def test_a_counter_counts_cut_episodes_as_failures_like_the_metrics() -> None:
+    counter = EpisodeCounter(9)
+    ends = [
+        ("maze", None, Outcome.TRUNCATED_TURNS),
+        ("maze", True, Outcome.FINISHED),
+        ("silent", None, Outcome.FINISHED),
+    ]
+    for environment, success, outcome in ends:
+        one = Trajectory(id="a", task_id="t", environment=environment, seed=0, group_id="g")
+        one.success, one.outcome = success, outcome
+        counter.add(one)
+    assert counter.words() == "success 50.0%"
+
+
 def test_a_number_that_was_not_finite_is_told_as_nan() -> None:
     """Such numbers are null in a metrics file, which a report reads."""
     assert step_words(1, 2, {"train/loss": None, "reward/mean": 0.5}) == "step 1/2  reward 0.500  loss nan"

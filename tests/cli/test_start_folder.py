@@ -28,7 +28,7 @@ def started(folder: Path, monkeypatch: pytest.MonkeyPatch, runs: Path) -> RunDir
     folder.mkdir(exist_ok=True)
     monkeypatch.chdir(folder)
     run = RunDirectory.create(runs, "r")
-    write_start_record(run)
+    write_start_record(run, resumed_by="train")
     return run
 
 

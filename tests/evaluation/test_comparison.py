@@ -5,7 +5,15 @@ import math
 import pytest
 
 from agentrl.errors import Outcome
-from agentrl.evaluation.comparison import TaskScore, Verdict, compare, evaluation_scores, paired_test, sign_test
+from agentrl.evaluation.comparison import (
+    MAX_BOOTSTRAPPED,
+    TaskScore,
+    Verdict,
+    compare,
+    evaluation_scores,
+    paired_test,
+    sign_test,
+)
 from agentrl.evaluation.panel import EvaluatedEpisode
 from agentrl.trajectory import Trajectory
 
@@ -24,9 +32,9 @@ def test_one_episode_of_each_task_is_compared_by_mcnemars_test() -> None:
     assert test.p == pytest.approx(0.109375)
     assert test.difference == pytest.approx(0.3)
     assert test.low < 0.3 < test.high
-    several = paired_test([(0.5, 0.75)] * 8)
+    several = paired_test([(0.5, 0.75)] * 7 + [(0.5, 1.0)])
     assert (several.name, several.p) == ("sign test", 2 / 2**8)
-    assert several.low == several.high == 0.25
+    assert 0.25 <= several.low < several.difference < several.high
 
 
 def test_many_tasks_get_a_normal_interval_close_to_the_bootstrap() -> None:
@@ -85,6 +93,12 @@ def test_samples_of_a_task_are_averaged_and_failures_do_not_count():
     first = [episode("a", False, 0), episode("a", True, 1), episode("a", True, 2, outcome=Outcome.ENGINE_ERROR)]
     second = [episode("a", True, 0), episode("a", True, 1)]
     assert compare_evaluations(first, second).test.difference == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("count", [2, MAX_BOOTSTRAPPED + 1])
+def test_the_interval_of_equal_differences_is_unknown(count):
+    assert str(paired_test([(0.0, 0.5)] * count, "reward")) == "+0.500 on each task"
+    assert str(paired_test([(1.0, 1.0)] * count)) == "+0.0 % on each task"
 
 
 def test_episodes_without_success_have_failed_if_others_report_it():

@@ -168,7 +168,7 @@ def test_impossible_panels_are_refused() -> None:
     with pytest.raises(UsageError, match="needs samples"):
         assignments(choose_tasks(SeedTasks("world", size=5), 1, seed=0), 0, 0)
     twin = Task(id="same", environment="world")
-    with pytest.raises(UsageError, match="duplicate task id"):
+    with pytest.raises(UsageError, match=r"2 tasks of environment world have the same id: got 'same' among 2 tasks"):
         assignments([twin, twin], 1, 0)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from agentrl.config import load_config
 from agentrl.evaluation.evaluate import PolicyKind
+from agentrl.evaluation.result import summarize
 from agentrl.evaluation.session import EvaluationRequest, describe
 
 LOCAL = ("environment=guess_number/valid", "agent.loop=react_text", "model.path=MODEL")
@@ -107,3 +109,21 @@ def test_the_content_of_a_named_file_is_part_of_the_key(name: str, folder: Path)
 def test_how_fast_it_is_played_is_not_part_of_the_key(folder: Path) -> None:
     faster = ("rollout.max_concurrent=3", "environment.workers=2", "environment.isolation=thread")
     assert key(folder, *LOCAL, *faster) == key(folder, *LOCAL)
+
+
+def test_secrets_in_the_settings_of_a_result_are_hidden(folder: Path) -> None:
+    config = load_config(
+        None,
+        [
+            *("environment=guess_number/valid", "environment.options={api_key: own-key, high: 9}"),
+            "engine={type: openai, url: 'http://me:password-1@localhost/v1', model: m}",
+            "agent.tools=[{name: calculator, token: sk-0123456789abcdefghij}]",
+        ],
+    )
+    request = EvaluationRequest(
+        config=config, policy=PolicyKind.ENGINE, n_tasks=4, samples=1, seed=0, folder=folder / "evaluations"
+    )
+    panel = describe(request, config)
+    shown = json.dumps(summarize(panel, [], 1.0).to_json())
+    assert [one in json.dumps(dict(panel.settings)) for one in ("own-key", "password-1", "sk-012")] == [True] * 3
+    assert [one in shown for one in ("own-key", "password-1", "sk-012", '"high": 9')] == [False] * 3 + [True]

@@ -82,9 +82,11 @@ def test_unanimous_samples_do_not_shrink_the_interval_below_the_tasks() -> None:
     assert clustered_success([[True] * 8] * 5) == wilson_interval(5, 5)
 
 
-def test_bootstrap_of_a_constant_has_no_width() -> None:
-    estimate = bootstrap_mean([0.25] * 7)
-    assert (estimate.mean, estimate.low, estimate.high) == (0.25, 0.25, 0.25)
+@pytest.mark.parametrize("values", [[0.25] * 7, [3.0]])
+def test_the_interval_of_equal_values_is_unknown(values: list[float]) -> None:
+    estimate = bootstrap_mean(values)
+    assert not estimate.is_bounded
+    assert estimate.to_json() == {"mean": values[0], "low": None, "high": None}
 
 
 def test_bootstrap_agrees_with_the_normal_interval_and_repeats() -> None:

@@ -108,7 +108,13 @@ async def test_a_body_that_is_not_read_is_refused_in_each_dialects_form(played, 
 
     async def play(gateway, session):
         async with aiohttp.ClientSession() as http:
-            for path in (CHAT, "/v1/responses", "/v1/messages", "/v1/messages/count_tokens"):
+            for path in (
+                CHAT,
+                "/v1/responses",
+                "/v1/responses/input_tokens",
+                "/v1/messages",
+                "/v1/messages/count_tokens",
+            ):
                 sent = {"x-api-key": session.key, "Content-Type": "application/json"} | headers
                 async with http.post(gateway.url + path, data=io.BytesIO(data), headers=sent) as answer:
                     refusal = await answer.json()

@@ -442,3 +442,21 @@ def test_the_client_reads_which_field_was_refused(client_of: Any) -> None:
     with pytest.raises(openai.BadRequestError, match="temperature must be") as caught:
         ask(client_of(), "whole", input="Hi", temperature=7)
     assert (caught.value.param, caught.value.type) == ("temperature", "invalid_request_error")
+
+
+async def test_tokens_are_counted_as_the_engine_gets_them(played: Any) -> None:
+    """Also after an earlier reply that the session has stored."""
+    found = []
+
+    async def play(gateway: Any, session: Any) -> None:
+        async with openai.AsyncOpenAI(api_key=session.key, base_url=f"{gateway.url_of(session)}/v1") as client:
+            asked: dict[str, Any] = {"input": "Hi.", "instructions": "Add.", "tools": [WEATHER]}
+            found.append(await client.responses.input_tokens.count(**asked))
+            first = await client.responses.create(model="m", **asked)
+            more: dict[str, Any] = {**asked, "input": "And now?", "previous_response_id": first.id}
+            found.append(await client.responses.input_tokens.count(model="m", **more))
+            await client.responses.create(model="m", **more)
+
+    _, script = await played(play, "it is so", "and so")
+    assert [one.input_tokens for one in found] == [len(request.prompt_ids) for request in script.requests]
+    assert found[0].object == "response.input_tokens"

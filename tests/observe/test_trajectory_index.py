@@ -20,6 +20,7 @@ from agentrl.evaluation.panel import EpisodeStore, EvaluatedEpisode
 from agentrl.message import ImagePart, Message, TextPart, user
 from agentrl.message.image import PlacedImage
 from agentrl.observe import index_scan
+from agentrl.observe.metrics import successes
 from agentrl.observe.trajectory_index import EpisodeFilter, TrajectoryIndex
 from agentrl.observe.trajectory_record import trajectory_record
 from agentrl.observe.trajectory_store import TrajectoryStore, read_trajectories, step_file, step_files, void_after
@@ -357,6 +358,32 @@ def test_unknown_success_and_missing_rewards_are_distinguished_from_failures(tmp
         assert found(EpisodeFilter(is_trainable=False)) == [3]
         assert found(EpisodeFilter(task_type="hard")) == [0, 3]
         assert found(EpisodeFilter(most_reward=0.5)) == [1, 2]
+
+
+def test_episodes_without_success_have_failed_where_others_report_it(tmp_path: Path) -> None:
+    """The rule of the metrics (`agentrl.observe.metrics.successes`)."""
+    ends: list[tuple[str, bool | None, Outcome]] = [
+        ("maze", True, Outcome.FINISHED),
+        ("maze", None, Outcome.TRUNCATED_TOKENS),
+        ("maze", None, Outcome.ENGINE_ERROR),
+        ("silent", None, Outcome.FINISHED),
+    ]
+    trajectories = []
+    with TrajectoryStore(tmp_path, step=1) as store:
+        for number, (environment, success, outcome) in enumerate(ends):
+            trajectory = replace(new_trajectory(number), environment=environment)
+            play(store, trajectory, 1)
+            trajectory.outcome, trajectory.success, trajectory.reward = outcome, success, 0.0
+            store.end(trajectory)
+            trajectories.append(trajectory)
+        play(store, replace(new_trajectory(9), environment="maze"), 1)
+    with TrajectoryIndex(tmp_path) as index:
+        found = {row.values[0]: (row.solved, row.judged) for row in index.summarize(["environment"])}
+        assert found == {"maze": (1, 2), "silent": (0, 0)}
+        cut = EpisodeFilter(outcomes=(Outcome.TRUNCATED_TOKENS,))
+        assert [(row.solved, row.judged) for row in index.summarize(["environment"], cut)] == [(0, 1)]
+    measured = successes(one for one in trajectories if one.is_trainable)
+    assert (sum(measured), len(measured)) == found["maze"]
 
 
 def test_texts_of_episodes_without_messages_are_decoded(tmp_path: Path) -> None:

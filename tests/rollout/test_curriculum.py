@@ -138,7 +138,10 @@ def test_episodes_that_a_limit_ended_count_as_failures_once_success_is_reported(
     cut = replace(outcome(0, tries=8, task="u"), tries=0)
     found = pools()
     with pytest.raises(UsageError, match=r"task u does not report success.*Remove curriculum\.pools"):
-        found.learn([cut])
+        found.learn([cut, replace(cut, finished=1)])
+    found.learn([cut])
+    assert found.sizes()[Pool.OPEN] == 1, "nothing is known about it yet"
+    found = pools()
     found.learn([outcome(8), cut])
     found.learn([replace(outcome(2, tries=8), tries=2), cut])
     evidence = dict(zip((("a", "t"), ("a", "u")), found._evidence.values(), strict=True))
@@ -147,4 +150,4 @@ def test_episodes_that_a_limit_ended_count_as_failures_once_success_is_reported(
     assert [evidence["a", task].tries for task in "tu"] == pytest.approx([8 * fade + 8, 8 * fade + 8])
     found.learn([cut])
     with pytest.raises(UsageError, match="task u does not report success"):
-        found.learn([replace(cut, environment="silent")])
+        found.learn([replace(cut, environment="silent", finished=8)])

@@ -76,7 +76,7 @@ def step(sampler, rates, size=4):
     return [(draw.environment, draw.task.id, draw.task.max_turns) for draw in draws]
 
 
-def outcome(draw, successes, tries=8):
+def outcome(draw, successes, tries=8, finished=0):
     return GroupOutcome(
         position=0,
         environment=draw.environment,
@@ -86,6 +86,7 @@ def outcome(draw, successes, tries=8):
         episodes=8,
         tries=tries,
         successes=successes,
+        finished=finished,
     )
 
 
@@ -128,7 +129,7 @@ def test_success_must_be_told_where_it_decides(curriculum):
     sampler = make(curriculum)
     assert sampler.wants_outcomes
     with pytest.raises(UsageError, match=r"does not report success.*[Rr]emove curriculum"):
-        sampler.learn([outcome(sampler.next(), 0, tries=0)])
+        sampler.learn([outcome(sampler.next(), 0, tries=0, finished=8)])
 
 
 @pytest.mark.parametrize("curriculum", CURRICULA[:2])

@@ -114,6 +114,9 @@ async def test_a_refused_key_is_the_users_to_change(monkeypatch):
     async with serving(answering("no", 401)) as session:
         with pytest.raises(UsageError, match=r"refuses the key.*engine\.api_key_variable"):
             await session.get("/x", deadline_s=10)
+    async with serving(answering("no", 401), section="algorithm.teacher") as session:
+        with pytest.raises(UsageError, match=r"refuses the key.*algorithm\.teacher\.api_key_variable"):
+            await session.get("/x", deadline_s=10)
 
 
 async def test_a_key_that_is_not_set_is_the_users_to_change(monkeypatch):

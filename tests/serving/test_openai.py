@@ -462,6 +462,24 @@ async def test_thinking_is_returned_to_services_that_require_it():
     assert len(seen) == 3
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        "messages.1: all messages must have non-empty content except for the optional final assistant message",
+        "message at position 1 with role 'assistant' must not be empty",
+        "Assistant message must have either content or tool_calls, but not none.",
+    ],
+)
+async def test_empty_messages_have_a_text_for_services_that_require_one(error):
+    history = [user("Hi."), Message(role="assistant", content=""), user("")]
+    empty = (lambda body: any(not row["content"] for row in body["messages"]), error)
+    async with serving(refusing(empty)) as (engine, seen):
+        await _ask(engine, history)
+        await _ask(engine, history)
+    texts = [[row["content"] for row in request["body"]["messages"]] for request in seen]
+    assert texts == [["Hi.", "", ""], ["Hi.", "(empty)", "(empty)"], ["Hi.", "(empty)", "(empty)"]]
+
+
 SEEN = ImagePart(data=b"png")
 CALLS = tuple(ToolCall(name="screen.look", arguments={"n": n}, id=f"c{n}") for n in (1, 2))
 

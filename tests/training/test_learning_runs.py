@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 from ranks_here import group_of
 from safetensors.torch import load_file
+from support.fixtures import TINY_RUN
 from support.runs import numbers
 
+from agentrl.config.load import load_config
 from agentrl.errors import ConfigError, UsageError
 from agentrl.message import ImagePart
 from agentrl.message.image import PlacedImage
@@ -21,7 +23,7 @@ from agentrl.runs.learning_run import digest_trajectories
 from agentrl.runs.preferences import learn_preferences, train_reward
 from agentrl.runs.rl import train
 from agentrl.runs.sft import warm_start
-from agentrl.runs.start import resume_learning, resume_run
+from agentrl.runs.start import resume_learning, resume_run, resuming_command, start_run
 from agentrl.runs.stop import StopRequest
 
 RATE = "learning_rate: 1e-2"
@@ -208,6 +210,38 @@ def test_each_command_resumes_its_own_runs(stopped, trained):
         resume_run(stopped)
     with pytest.raises(UsageError, match=r"is not a run of agentrl dpo: got a run of agentrl train"):
         resume_learning(trained, command="dpo")
+
+
+def test_a_run_without_a_readable_status_is_resumed_by_its_command_only(tmp_path, tiny_run):
+    words = [*TINY_RUN, EXPERT, f"run.directory={tmp_path}", "run.name=run"]
+    run = start_run(load_config(None, words), kind="sft", command="sft").folder
+    assert resuming_command(run) == "sft"
+    (run.path / "status.json").write_text("{")
+    with pytest.raises(UsageError, match=r"is not a run of agentrl train: got a run of agentrl sft"):
+        resume_run(run.path)
+    with pytest.raises(UsageError, match=r"is not a run of agentrl reward-model: got a run of agentrl sft"):
+        resume_learning(run.path, command="reward-model")
+    (run.path / "start.json").unlink()
+    assert (resuming_command(run), resume_learning(run.path, command="sft").folder.path) == ("", run.path)
+
+
+@pytest.mark.parametrize(("kept", "fate"), [(8, "are used again"), (7, "all are played again")])
+def test_a_run_killed_before_its_first_checkpoint_uses_the_stored_demonstrations(tiny_run, kept, fate):
+    run, messages, watcher = tiny_run(EXPERT.replace("1e-9", "60")), [], RunWatcher()
+    watcher.on_message = messages.append
+    with pytest.raises(Killed):
+        warm_start(run, watcher=Ending(2, killed))
+    file = run.folder.trajectories / "step-000000.jsonl"
+    lines = file.read_bytes().splitlines(keepends=True)
+    ends = [number for number, line in enumerate(lines) if json.loads(line)["kind"] == "end"]
+    file.write_bytes(b"".join(lines[: ends[kept - 1] + 1]))
+    before = file.read_bytes()
+    assert not warm_start(resume_learning(run.folder.path, command="sft"), watcher=watcher).interrupted
+    assert f"{kept} of 8 demonstrations are stored, and {fate}" in "\n".join(messages)
+    assert (file.read_bytes() == before) == (kept == 8)
+    whole = tiny_run(EXPERT.replace("1e-9", "60"), name="whole")
+    warm_start(whole)
+    assert numbers(run.folder.path) == numbers(whole.folder.path)
 
 
 @pytest.mark.slow

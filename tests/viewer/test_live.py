@@ -120,6 +120,21 @@ async def test_new_episodes_metrics_status_and_runs_are_announced(runs: Path) ->
         await until(viewer, "/api/sources", lambda found: len(found["sources"]) == 2)
 
 
+async def test_the_list_does_not_wait_for_many_runs(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "LINES_S", -1.0)
+    monkeypatch.setattr(library, "POLL_S", 0.2)
+    for number in range(30):
+        (runs / f"many-{number}").mkdir()
+        for part in ("config.yaml", "metrics.jsonl"):
+            (runs / f"many-{number}" / part).write_bytes((runs / "first" / part).read_bytes())
+    async with open_viewer(runs) as viewer:
+        found = await viewer.get("/api/sources")
+        assert found["unread"] > 0
+        assert len(found["sources"]) + found["unread"] == 31
+        await until(viewer, "/api/sources", lambda found: not found["unread"])
+        assert len((await viewer.get("/api/sources"))["sources"]) == 31
+
+
 @pytest.mark.parametrize(
     ("changes", "state"),
     [
@@ -268,7 +283,7 @@ def a_rich_episode() -> Trajectory:
         sequences=[planner, worker, fork],
     )
     plan = Message(role="assistant", content="<think>first</think>plan <script>alert(1)</script>")
-    call = ToolCall(name="look", arguments={"where": ["up"], "deep": {"n": 2**70}}, id="c1")
+    call = ToolCall(name="look", arguments={"where": ["up"], "deep": {"n": 2**70}, "id": 107505301260286111}, id="c1")
     wrong = Message(role="assistant", content="what?")
     looks = Message(role="assistant", content="", reasoning="I look.", tool_calls=(call,))
     seen = user((TextPart(text="You see:"), image))
@@ -305,7 +320,8 @@ async def test_roles_forks_images_tools_and_remarks_are_parts(runs: Path) -> Non
         ]
         (turn,) = sequences[2]["turns"]
         assert turn["parts"][1]["name"] == "look"
-        assert turn["parts"][1]["arguments"]["where"] == ["up"]
+        arguments = turn["parts"][1]["arguments"]
+        assert (arguments["where"], arguments["id"]) == (["up"], "107505301260286111"), "exact in a browser, too"
         assert (turn["oldest_version"], turn["version"], turn["reward"]) == (2, 3, 0.5)
         assert sequences[1]["turns"][0]["invalid"] is True
         assert sequences[0]["turns"][0]["parts"][3]["text"] == "plan <script>alert(1)</script>"

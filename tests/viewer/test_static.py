@@ -23,7 +23,7 @@ def test_the_pages_are_built_from_these_sources() -> None:
 
 def test_the_pages_load_only_files_of_the_viewer() -> None:
     page = (STATIC / "index.html").read_text()
-    names = re.findall(r'(?:src|href)="/?([^"]+)"', page)
+    names = re.findall(r'(?:src|href)="\./([^"]+)"', page)
     assert {"app.js", "app.css"} <= set(names)
     assert all((STATIC / name).is_file() for name in names)
     assert all(file.suffix in TYPES for file in STATIC.iterdir())

@@ -5,6 +5,7 @@ Before it listens, the server creates one environment to check the options and t
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -15,7 +16,7 @@ from typing import Any
 from aiohttp import web
 
 from agentrl.env import EnvironmentSpec
-from agentrl.errors import UsageError
+from agentrl.errors import EnvironmentFailure, UsageError
 from agentrl.remote.env_methods import ACTION_HINT, PARTS, SERVED_METHODS
 from agentrl.remote.listening import Handler, Listener, guard, read_body
 from agentrl.remote.server.session import Clock, Leases, ServerReply, Session, error_answer
@@ -36,6 +37,7 @@ from agentrl.remote.wire import (
     write_task,
 )
 from agentrl.rollout.env_pool import EnvPool
+from agentrl.rollout.environment_probe import probe_environment
 from agentrl.task import TaskSource
 
 
@@ -225,8 +227,13 @@ class EnvironmentServer:
             UsageError: the options are wrong, or the port is taken.
             EnvironmentFailure: the environment cannot be made.
         """
+        try:
+            info = await self._look()
+        except EnvironmentFailure:
+            await asyncio.to_thread(probe_environment, self.spec, self._options, lambda _: None)  # names wrong options
+            raise
         application = make_application(
-            info=await self._look(),
+            info=info,
             sessions=self.sessions,
             begin=self._begin,
             tasks=lambda split: self.spec.tasks_under(split, self._options),

@@ -53,6 +53,18 @@ def test_unusable_answers_are_counted_by_their_tokens():
     assert summary.examples["unusable"] == ExampleEpisode(id="a", task_id="a", step=7)
 
 
+def test_cut_episodes_have_failed_if_others_report_success():
+    counts = EpisodeCounts()
+    cut = episode(outcome=Outcome.TRUNCATED_TOKENS)
+    cut.success = None
+    counts.add_step([cut, episode(outcome=Outcome.ENGINE_ERROR)], 1)
+    assert counts.judged == 0
+    solved = episode()
+    solved.success = True
+    counts.add_step([solved, solved], 2)
+    assert (counts.solved, counts.judged) == (2, 3)
+
+
 def test_calls_of_tools_and_the_time_of_turns():
     one = episode(turns=2)
     one.metrics |= {"tool/look/up/calls": 2.0, "tool/look/up/errors": 1.0, "tool/look/up/seconds": 0.5, "tool/x/cut": 1}

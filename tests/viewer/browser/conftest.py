@@ -6,8 +6,9 @@ import asyncio
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
+from typing import Any, TypeVar
 
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
@@ -18,6 +19,7 @@ from transformers import AutoTokenizer
 from agentrl.runs.rl import train
 from agentrl.viewer.server import ViewerServer, ViewerSettings
 
+T = TypeVar("T")
 CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
 ARGUMENTS = [
     "--headless",
@@ -34,16 +36,17 @@ ARGUMENTS = [
 class RunningViewer:
     """A server of the viewer in a thread of its own."""
 
-    def __init__(self, folders: list[Path]) -> None:
+    def __init__(self, folders: list[Path], **settings: str) -> None:
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever)
         self._thread.start()
-        self.server = ViewerServer(ViewerSettings(folders=folders))
-        self._call(self.server.start())
+        self.server = ViewerServer(ViewerSettings(folders=folders, **settings))
+        self.call(self.server.start())
         self.url = self.server.url
 
-    def _call(self, work: object) -> None:
-        asyncio.run_coroutine_threadsafe(work, self.loop).result(60)  # type: ignore[arg-type]
+    def call(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine in the server's thread."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(60)
 
     def wait_for_index(self, key: str) -> None:
         """Wait until all stored episodes of a source are in its index."""
@@ -53,7 +56,7 @@ class RunningViewer:
 
     def close(self) -> None:
         """Stop the server and its thread."""
-        self._call(self.server.close())
+        self.call(self.server.close())
         self.loop.call_soon_threadsafe(self.loop.stop)
         join(self._thread)
         self.loop.close()
@@ -92,12 +95,12 @@ def viewer(small_runs: Path) -> Iterator[RunningViewer]:
 
 
 @pytest.fixture
-def run_viewer() -> Iterator[Callable[[list[Path]], RunningViewer]]:
+def run_viewer() -> Iterator[Callable[..., RunningViewer]]:
     """Start servers of the viewer on other folders."""
     running: list[RunningViewer] = []
 
-    def start(folders: list[Path]) -> RunningViewer:
-        running.append(RunningViewer(folders))
+    def start(folders: list[Path], **settings: str) -> RunningViewer:
+        running.append(RunningViewer(folders, **settings))
         return running[-1]
 
     yield start

@@ -8,14 +8,17 @@ import re
 import shutil
 import socket
 import time
+from contextlib import asynccontextmanager
 from pathlib import Path
 from urllib.parse import quote
 
 import orjson
 import pytest
+from aiohttp import ClientSession, web
 from playwright.sync_api import expect
 from support.written_episodes import HOSTILE, EpisodeWriter, Script, call
 from transformers import AutoTokenizer
+from yarl import URL
 
 from agentrl.evaluation.diagnosis.finding import ExampleEpisode, Finding
 from agentrl.message import ImagePart, Message, TextPart, tool_result, user
@@ -187,6 +190,59 @@ def test_the_keys_of_a_run_lead_to_its_pages(visit) -> None:
     page = visit.open("/r/second", "second")
     page.keyboard.press("/")
     expect(page.get_by_label("Metric")).to_be_focused()
+
+
+PREFIX = "/user/me/proxy/8800"
+
+
+@asynccontextmanager
+async def prefix_proxy(target: str):
+    """A proxy like that of Jupyter, which removes its prefix from the path and keeps the host of the request."""
+
+    async def forward(request: web.Request) -> web.StreamResponse:
+        path = request.raw_path.removeprefix(PREFIX)
+        url = URL(target + path, encoded=True)
+        sent = {"method": request.method, "headers": request.headers, "data": await request.read()}
+        async with session.request(url=url, **sent, allow_redirects=False) as found:
+            response = web.StreamResponse(status=found.status, headers=found.headers)
+            await response.prepare(request)
+            async for data in found.content.iter_any():
+                await response.write(data)
+        return response
+
+    async with ClientSession(auto_decompress=False) as session:
+        application = web.Application()
+        application.router.add_route("*", PREFIX + "/{path:.*}", forward)
+        runner = web.AppRunner(application, shutdown_timeout=10)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        yield f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}{PREFIX}"
+        await runner.cleanup()
+
+
+def test_the_pages_work_behind_a_proxy_with_a_prefix(new_visitor, run_viewer, small_runs) -> None:
+    viewer = run_viewer([small_runs], token="secret")
+    proxy = prefix_proxy(viewer.url.rstrip("/"))
+    url = viewer.call(proxy.__aenter__())
+    try:
+        visit = new_visitor(url)
+        page = visit.open("/?token=secret", "Runs")
+        expect(page).to_have_url(f"{url}/")
+        page.get_by_role("link", name="second", exact=True).click()
+        expect(page).to_have_url(f"{url}/r/second")
+        page.get_by_role("link", name="Episodes").click()
+        page.locator("tbody tr, [role=row]").nth(1).wait_for()
+        page.keyboard.press("j")
+        page.keyboard.press("Enter")
+        expect(page).to_have_url(re.compile(f"^{re.escape(url)}/r/second/episode/"))
+        page.reload()
+        page.locator(".turn").first.wait_for()
+        visit.open("/r/second/episodes?task=x&token=secret")
+        expect(page).to_have_url(f"{url}/r/second/episodes?task=x")
+    finally:
+        viewer.loop.call_soon_threadsafe(viewer.server.hub.close)  # ends the streams that the proxy forwards
+        viewer.call(proxy.__aexit__(None, None, None))
 
 
 def test_dragging_zooms_into_a_chart_and_a_double_click_zooms_out(visit) -> None:

@@ -3,7 +3,7 @@ import "uplot/dist/uPlot.min.css";
 import "./style/theme.css";
 import "./style/layout.css";
 import "./style/episode.css";
-import { links, url } from "./base/router";
+import { links, path } from "./base/router";
 import { ComparePage } from "./pages/compare";
 import { EpisodePage } from "./pages/episode";
 import { EpisodesPage } from "./pages/episodes";
@@ -24,8 +24,7 @@ function decoded(part: string): string {
 }
 
 function App() {
-  const path = url.value.pathname.split("/").filter(Boolean).map(decoded);
-  const [area, source, page, id] = path;
+  const [area, source, page, id] = path.value.split("/").filter(Boolean).map(decoded);
   if (area === undefined) return <RunsPage />;
   if (area === "compare") return <ComparePage />;
   if (area === "r" && source !== undefined) {

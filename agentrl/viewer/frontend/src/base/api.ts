@@ -1,5 +1,6 @@
 /** Requests to the viewer's API, and hooks that load from it. */
 import { useCallback, useEffect, useRef, useState } from "preact/hooks";
+import { BASE } from "./router";
 
 /** An error that the server explains: what went wrong, and the next step. */
 export class ApiError extends Error {
@@ -15,7 +16,7 @@ export class ApiError extends Error {
 async function request<T>(method: string, url: string, body?: unknown, signal?: AbortSignal): Promise<T> {
   let response: Response;
   try {
-    response = await fetch(url, {
+    response = await fetch(BASE + url, {
       method,
       headers: body === undefined ? {} : { "Content-Type": "application/json" },
       body: body === undefined ? null : JSON.stringify(body),
@@ -110,7 +111,7 @@ export function useEvents(
   const list = names.join(" ");
   useEffect(() => {
     const query = source === null ? "" : `?source=${encodeURIComponent(source)}`;
-    const events = new EventSource(`/api/events${query}`);
+    const events = new EventSource(`${BASE}/api/events${query}`);
     let timer: ReturnType<typeof setTimeout> | null = null;
     const hear = () => {
       timer ??= setTimeout(() => {

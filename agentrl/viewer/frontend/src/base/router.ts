@@ -1,9 +1,15 @@
 /** The address of the page as a signal. Links within the viewer change it without loading the page again. */
 import { computed, signal } from "@preact/signals";
 
+/** Path of the viewer at this address: empty, or the prefix of a proxy, such as `/user/me/proxy/8800`. */
+export const BASE = new URL(".", import.meta.url).pathname.replace(/\/$/, "");
+
 const here = signal(location.pathname + location.search);
 
 export const url = computed(() => new URL(here.value, location.origin));
+
+/** Path of the page within the viewer. */
+export const path = computed(() => url.value.pathname.slice(BASE.length));
 
 window.addEventListener("popstate", () => {
   here.value = location.pathname + location.search;
@@ -12,7 +18,14 @@ window.addEventListener("popstate", () => {
 document.addEventListener("click", (event) => {
   if (event.defaultPrevented || event.button !== 0 || event.metaKey || event.ctrlKey || event.shiftKey) return;
   const link = (event.target as Element).closest("a");
-  if (!link || link.origin !== location.origin || link.target || link.hasAttribute("download")) return;
+  if (
+    !link ||
+    link.origin !== location.origin ||
+    !link.pathname.startsWith(`${BASE}/`) ||
+    link.target ||
+    link.hasAttribute("download")
+  )
+    return;
   event.preventDefault();
   navigate(link.pathname + link.search);
 });
@@ -45,14 +58,14 @@ export function setQuery(
 const part = encodeURIComponent;
 
 export const links = {
-  runs: () => "/",
-  run: (source: string) => `/r/${part(source)}`,
-  episodes: (source: string, query = "") => `/r/${part(source)}/episodes${query ? `?${query}` : ""}`,
+  runs: () => `${BASE}/`,
+  run: (source: string) => `${BASE}/r/${part(source)}`,
+  episodes: (source: string, query = "") => `${BASE}/r/${part(source)}/episodes${query ? `?${query}` : ""}`,
   episode: (source: string, id: string, query: Record<string, string | number> = {}) => {
     const text = new URLSearchParams(Object.entries(query).map(([k, v]) => [k, String(v)])).toString();
-    return `/r/${part(source)}/episode/${part(id)}${text ? `?${text}` : ""}`;
+    return `${BASE}/r/${part(source)}/episode/${part(id)}${text ? `?${text}` : ""}`;
   },
-  group: (source: string, group: string) => `/r/${part(source)}/group/${part(group)}`,
-  inFlight: (source: string) => `/r/${part(source)}/in-flight`,
-  compare: (a?: string, b?: string) => `/compare${a ? `?a=${part(a)}${b ? `&b=${part(b)}` : ""}` : ""}`,
+  group: (source: string, group: string) => `${BASE}/r/${part(source)}/group/${part(group)}`,
+  inFlight: (source: string) => `${BASE}/r/${part(source)}/in-flight`,
+  compare: (a?: string, b?: string) => `${BASE}/compare${a ? `?a=${part(a)}${b ? `&b=${part(b)}` : ""}` : ""}`,
 };

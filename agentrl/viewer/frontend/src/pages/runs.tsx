@@ -113,7 +113,7 @@ interface TableProps {
 }
 
 export function RunsPage() {
-  const loaded = useGet<{ sources: Source[] }>("/api/sources");
+  const loaded = useGet<{ sources: Source[]; unread: number }>("/api/sources");
   const isAnyRunning = loaded.data?.sources.some((one) => one.state === "running") ?? false;
   useEvents(null, ["sources", "index"], loaded.reload, { beat: isAnyRunning ? 5000 : null });
   const [at, setAt] = useState(0);
@@ -148,6 +148,7 @@ export function RunsPage() {
         {() =>
           sources.length ? (
             <>
+              {loaded.data?.unread ? <p class="muted">{whole(loaded.data.unread)} more are being read.</p> : null}
               <Table title="Runs" sources={runs} current={current} marked={marked} mark={mark} />
               <Table title="Evaluations" sources={evaluations} current={current} marked={marked} mark={mark} />
             </>

@@ -78,7 +78,7 @@ export function Shell(props: { title: string; crumbs: Crumb[]; source?: string; 
         Skip to the content
       </a>
       <header class="top">
-        <a class="brand" href="/" aria-label="agentrl: all runs">
+        <a class="brand" href={links.runs()} aria-label="agentrl: all runs">
           <svg width="20" height="20" viewBox="0 0 32 32" aria-hidden="true">
             <rect width="32" height="32" rx="7" />
             <path d="M7 22l5-7 5 4 8-11" />

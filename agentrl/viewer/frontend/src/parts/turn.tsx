@@ -1,6 +1,7 @@
 /** One turn as a reader sees it: thinking folded, tool calls as name and arguments, results set apart. */
 
 import { num, seconds } from "../base/format";
+import { BASE } from "../base/router";
 import { Inline, TextBlock } from "../base/text";
 import type { Part, Turn } from "../base/types";
 import { memo } from "./memo";
@@ -43,8 +44,16 @@ function Arguments({ value }: { value: unknown }) {
 }
 
 function Image({ part }: { part: Part }) {
-  if (!/^(data:image\/|\/api\/)/.test(part.data ?? "")) return <p class="muted">The image is not stored.</p>;
-  return <img class="picture" src={part.data ?? ""} alt={part.text || "Image that the policy saw"} loading="lazy" />;
+  const data = part.data ?? "";
+  if (!/^(data:image\/|\/api\/)/.test(data)) return <p class="muted">The image is not stored.</p>;
+  return (
+    <img
+      class="picture"
+      src={data.startsWith("/") ? BASE + data : data}
+      alt={part.text || "Image that the policy saw"}
+      loading="lazy"
+    />
+  );
 }
 
 function Label({ part }: { part: Part }) {
