@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import pickle
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -102,6 +103,15 @@ def test_a_gymnasium_id_gets_a_plain_spec(game: str, name: str) -> None:
     assert spec.instructions == TOLD
     make = pickle.loads(pickle.dumps(spec.make))
     assert make(prefix="> ").reset()[0] == "hello"
+
+
+def test_an_id_is_known_in_a_process_that_has_not_registered_it(game: str, tmp_path: Path) -> None:
+    registry.load_module(game)
+    made = tmp_path / "spec.pickle"
+    made.write_bytes(pickle.dumps(resolve_environment("LookupEcho-v0").make))
+    code = f"import pickle; print(pickle.load(open({str(made)!r}, 'rb'))(prefix='> ').reset()[0])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("hello\n", 0), done.stderr
 
 
 def test_a_spec_in_a_module_is_taken_as_it_is(game: str) -> None:

@@ -130,10 +130,10 @@ def check_split(spec: EnvironmentSpec, split: str) -> str:
     )
 
 
-def make_gymnasium(env: str | Callable[..., AnyEnv], **options: Any) -> AnyEnv:
-    """Create an environment with text in and out, from its Gymnasium id, its class or a function.
+def make_gymnasium(env: str | EnvSpec | Callable[..., AnyEnv], **options: Any) -> AnyEnv:
+    """Create an environment with text in and out, from its Gymnasium id or registration, its class or a function.
 
-    An id also works in worker processes, which have not imported its module yet.
+    An id with its module, and a registration, also work in worker processes, which have not imported the module yet.
 
     Raises:
         UsageError: it cannot be created, or its observations or actions have no text form.
@@ -173,7 +173,7 @@ def _gymnasium_spec(name: str, env_id: str, *, importable: str | None = None) ->
     creator = registered.entry_point
     return _plain_spec(
         name,
-        functools.partial(make_gymnasium, importable or name),
+        functools.partial(make_gymnasium, importable or registered),
         about=_load_creator(creator),
         max_turns=registered.max_episode_steps,
         success_threshold=registered.reward_threshold,

@@ -229,6 +229,22 @@ def test_a_config_key_with_dashes_is_told_without_them(agentrl, word, said):
     assert said.lower() in ended.err.lower()
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("train quickstart --steps 5", "--steps is not an option. Config keys have no dashes: trainer.steps=VALUE"),
+        ("train quickstart --num-generations=8", "algorithm.group_size=VALUE"),
+        ("sft quickstart --epochs 3", "sft.epochs=VALUE"),
+        ("train quickstart --modle x", "Possible options: --model"),
+        ("env check guess_number --steps 5", "No such option: --steps"),
+    ],
+)
+def test_an_unknown_option_is_matched_with_the_config_keys(agentrl, words, message):
+    ended = agentrl(*words.split())
+    assert ended.code == 2
+    assert message in " ".join(ended.err.split())
+
+
 def test_an_environment_without_a_class_is_named(agentrl):
     ended = agentrl("train", "--env", "nothing_here:", "--model", "scratch", "--dry-run")
     assert ended.code == 2
