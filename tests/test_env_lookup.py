@@ -40,6 +40,12 @@ class Echo(gym.Env):
     def step(self, action):
         return self.prefix + action, 1.0, False, False, {}
 
+class Plain:
+    def reset(self, seed=None):
+        return "hello"
+    def step(self, action):
+        return action, 0.0, True, {}
+
 SPEC = EnvironmentSpec(name="echo", make=Echo, tasks=lambda split, **options: SeedTasks("echo", split))
 not_an_environment = 3
 gym.register("LookupEcho-v0", Echo, max_episode_steps=7, reward_threshold=2.5)
@@ -137,6 +143,7 @@ def test_environments_registered_in_this_process_are_found(game: str) -> None:
         ("lookup_needs:Echo-v0", UsageError, "needs a package that is not installed: got no no_such_package"),
         ("lookup_game:Ecko", UsageError, "has no 'Ecko'. Did you mean 'Echo'"),
         ("lookup_game:not_an_environment", UsageError, "is not an environment: got int"),
+        ("lookup_game:Plain", UsageError, "is not an environment: got a class without .*Derive it from gymnasium.Env"),
     ],
 )
 def test_invalid_name_is_explained(game: str, name: str, error: type[UsageError], words: str) -> None:

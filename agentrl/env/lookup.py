@@ -199,11 +199,13 @@ def _spec_of(name: str, target: object) -> EnvironmentSpec:
         )
     if callable(target) and not inspect.isclass(target):
         return _plain_spec(name, functools.partial(make_gymnasium, target), about=target)
+    is_class = inspect.isclass(target)
     raise UsageError(
         f"{name} is not an environment",
-        got=type(target).__name__,
+        got="a class without these bases or tools" if is_class else type(target).__name__,
         expected="an EnvironmentSpec, a class derived from gymnasium.Env or agentrl.AsyncEnv, a class with reset() and "
         "tools as other methods, or a function that creates an environment",
+        hint="derive it from gymnasium.Env: docs/concepts/environment.md" if hasattr(target, "step") else None,
     )
 
 

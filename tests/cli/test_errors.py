@@ -88,6 +88,11 @@ Cli = Callable[..., Any]
         ("tool show agentrl.env:EnvironmentSpec", "expected a __call__ method"),
         ("bench nothing --folder nowhere", "no folder nowhere"),
         ("init 1game", "not a valid package name"),
+        (
+            "init My-Game",
+            "got 'My-Game', expected a lowercase letter, then lowercase letters, digits and underscores. For",
+        ),
+        ("init class", "got the Python keyword 'class'"),
         ("init json", "Python package already has this name"),
         ("train quickstart engine={a: 1}", "a value was split at its spaces"),
         ("train quickstart --gpus 8", "--gpus needs --dry-run"),
