@@ -21,6 +21,7 @@ from agentrl.errors import ConfigError, UnknownNameError, UsageError
 from agentrl.message import Message, user
 from agentrl.observe.progress import RunWatcher
 from agentrl.registry import Kind
+from agentrl.runs.api import override_words, tool_overrides
 from agentrl.runs.start import RunResult
 
 SMALL = {
@@ -57,7 +58,7 @@ def test_one_override_and_one_tool_need_no_list(tmp_path):
         **EVALUATED, tasks=1, tools="calculator", overrides=f"run.directory={tmp_path}", config=None
     )
     assert len(found.episodes) == 1
-    assert agentrl.runs.api.override_words(None) == []
+    assert override_words(None) == []
 
 
 def make_objects():
@@ -349,23 +350,25 @@ def test_values_of_overrides_become_text_and_numbers():
         "run.seed": np.int64(3),
     }
     words = ['run.directory="my runs"', "trainer.learning_rate=0.5", "run.seed=3"]
-    assert agentrl.runs.api.override_words(overrides) == words
+    assert override_words(overrides) == words
     with pytest.raises(UsageError, match=r"the override of agent.reward is not valid: got function.*Pass objects by"):
-        agentrl.runs.api.override_words({"agent.reward": make_objects})
+        override_words({"agent.reward": make_objects})
     with pytest.raises(UsageError, match=r"the override of agent.options is not valid: got object"):
-        agentrl.runs.api.override_words({"agent.options": {"format": object()}})
+        override_words({"agent.options": {"format": object()}})
 
 
 def test_a_single_tool_is_a_list_of_one():
     (double,) = make_objects()["tools"]
-    assert agentrl.runs.api.tool_overrides(double) == agentrl.runs.api.tool_overrides([double])
+    assert tool_overrides(double) == tool_overrides([double])
     entry = {"name": "sql", "database": pathlib.Path("shop.db")}
-    assert agentrl.runs.api.tool_overrides(entry) == ['agent.tools=[{"name": "sql", "database": "shop.db"}]']
+    assert tool_overrides(entry) == ['agent.tools=[{"name": "sql", "database": "shop.db"}]']
 
 
 def test_rows_are_not_a_file_of_prompts():
     with pytest.raises(UsageError, match="prompts is not a file: got list"):
         agentrl.evaluate(prompts=[{"prompt": "Hi"}], policy="random", reward="boxed")
+    with pytest.raises(ConfigError, match="a config is not a file: got dict"):
+        agentrl.train(config={"environment": "guess_number"})
 
 
 def test_prompts_and_a_function_are_enough(tmp_path):

@@ -250,6 +250,14 @@ def test_an_unknown_option_is_matched_with_the_config_keys(agentrl, words, messa
     assert message in " ".join(ended.err.split())
 
 
+def test_a_config_without_its_suffix_and_a_key_that_is_a_number_are_explained(agentrl, workplace):
+    (workplace / "mine.yml").write_text("environment: guess_number\n1: 2\n")
+    for name, message in (("mine", "Did you mean mine.yml?"), ("mine.yml", "line 2: unknown key 1: got 1, expected a")):
+        ended = agentrl("train", name, "--dry-run")
+        assert ended.code == 2
+        assert message in ended.err
+
+
 def test_an_environment_without_a_class_is_named(agentrl):
     ended = agentrl("train", "--env", "nothing_here:", "--model", "scratch", "--dry-run")
     assert ended.code == 2
