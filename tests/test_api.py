@@ -7,6 +7,7 @@ import signal
 import threading
 
 import gymnasium
+import numpy as np
 import pytest
 from support.waiting import join
 
@@ -20,6 +21,7 @@ from agentrl.errors import ConfigError, UnknownNameError, UsageError
 from agentrl.message import Message, user
 from agentrl.observe.progress import RunWatcher
 from agentrl.registry import Kind
+from agentrl.runs.api import override_words, tool_overrides
 from agentrl.runs.start import RunResult
 
 SMALL = {
@@ -56,7 +58,7 @@ def test_one_override_and_one_tool_need_no_list(tmp_path):
         **EVALUATED, tasks=1, tools="calculator", overrides=f"run.directory={tmp_path}", config=None
     )
     assert len(found.episodes) == 1
-    assert agentrl.runs.api.override_words(None) == []
+    assert override_words(None) == []
 
 
 def make_objects():
@@ -329,6 +331,8 @@ def test_other_processes_need_what_they_can_import():
     [
         ((len, 1.0, 2.0), "a reward is not a pair"),
         ([lambda trajectory, task: 0, lambda trajectory, task: 1], "two reward functions have the same name"),
+        ((lambda trajectory, task: 0, lambda trajectory, task: 1), "a reward is not a pair"),
+        ({"exact": 1.0}, "a reward has no name: got {'exact': 1.0}, expected the key name"),
         (lambda other: 0, "does not take the arguments of a reward function"),
         (3, "cannot be called: got int"),
     ],
@@ -337,6 +341,34 @@ def test_what_is_no_reward_is_refused_without_a_folder(tmp_path, reward, words):
     with pytest.raises(UsageError, match=words):
         agentrl.train(env="guess_number", model="scratch", reward=reward)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_values_of_overrides_become_text_and_numbers():
+    overrides = {
+        "run.directory": pathlib.Path("my runs"),
+        "trainer.learning_rate": np.float64(0.5),
+        "run.seed": np.int64(3),
+    }
+    words = ['run.directory="my runs"', "trainer.learning_rate=0.5", "run.seed=3"]
+    assert override_words(overrides) == words
+    with pytest.raises(UsageError, match=r"the override of agent.reward is not valid: got function.*Pass objects by"):
+        override_words({"agent.reward": make_objects})
+    with pytest.raises(UsageError, match=r"the override of agent.options is not valid: got object"):
+        override_words({"agent.options": {"format": object()}})
+
+
+def test_a_single_tool_is_a_list_of_one():
+    (double,) = make_objects()["tools"]
+    assert tool_overrides(double) == tool_overrides([double])
+    entry = {"name": "sql", "database": pathlib.Path("shop.db")}
+    assert tool_overrides(entry) == ['agent.tools=[{"name": "sql", "database": "shop.db"}]']
+
+
+def test_rows_are_not_a_file_of_prompts():
+    with pytest.raises(UsageError, match="prompts is not a file: got list"):
+        agentrl.evaluate(prompts=[{"prompt": "Hi"}], policy="random", reward="boxed")
+    with pytest.raises(ConfigError, match="a config is not a file: got dict"):
+        agentrl.train(config={"environment": "guess_number"})
 
 
 def test_prompts_and_a_function_are_enough(tmp_path):

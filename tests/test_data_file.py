@@ -143,6 +143,8 @@ def test_a_name_on_the_hub_and_a_table_of_text_are_explained(tmp_path: Path) -> 
         list(read_rows("openai/gsm8k"))
     with pytest.raises(UsageError, match=r"rows\.csv is a CSV file, .*Convert it: pandas.*\.convert_dtypes\(\)"):
         list(read_rows(written(tmp_path, "prompt,answer\na,b\n", "rows.csv")))
+    with pytest.raises(UsageError, match=r"rows\.tsv is a TSV file, .*pandas\.read_csv\(FILE, sep='\\t'\)"):
+        list(read_rows(written(tmp_path, "prompt\tanswer\na\tb\n", "rows.tsv")))
 
 
 def test_error_names_the_missing_file(tmp_path: Path) -> None:

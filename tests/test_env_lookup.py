@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import pickle
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -38,6 +39,12 @@ class Echo(gym.Env):
         return "hello", {}
     def step(self, action):
         return self.prefix + action, 1.0, False, False, {}
+
+class Plain:
+    def reset(self, seed=None):
+        return "hello"
+    def step(self, action):
+        return action, 0.0, True, {}
 
 SPEC = EnvironmentSpec(name="echo", make=Echo, tasks=lambda split, **options: SeedTasks("echo", split))
 not_an_environment = 3
@@ -104,6 +111,15 @@ def test_a_gymnasium_id_gets_a_plain_spec(game: str, name: str) -> None:
     assert make(prefix="> ").reset()[0] == "hello"
 
 
+def test_an_id_is_known_in_a_process_that_has_not_registered_it(game: str, tmp_path: Path) -> None:
+    registry.load_module(game)
+    made = tmp_path / "spec.pickle"
+    made.write_bytes(pickle.dumps(resolve_environment("LookupEcho-v0").make))
+    code = f"import pickle; print(pickle.load(open({str(made)!r}, 'rb'))(prefix='> ').reset()[0])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("hello\n", 0), done.stderr
+
+
 def test_a_spec_in_a_module_is_taken_as_it_is(game: str) -> None:
     assert resolve_environment(f"{game}:SPEC") is registry.load(f"{game}:SPEC")
 
@@ -127,6 +143,7 @@ def test_environments_registered_in_this_process_are_found(game: str) -> None:
         ("lookup_needs:Echo-v0", UsageError, "needs a package that is not installed: got no no_such_package"),
         ("lookup_game:Ecko", UsageError, "has no 'Ecko'. Did you mean 'Echo'"),
         ("lookup_game:not_an_environment", UsageError, "is not an environment: got int"),
+        ("lookup_game:Plain", UsageError, "is not an environment: got a class without .*Derive it from gymnasium.Env"),
     ],
 )
 def test_invalid_name_is_explained(game: str, name: str, error: type[UsageError], words: str) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import difflib
+import importlib
 import inspect
 import re
 from collections.abc import Iterator, Sequence
@@ -54,10 +56,27 @@ class PlainCommand(TyperCommand):
         """Parse the arguments.
 
         Raises:
-            UsageError: the value of an option is not one of its choices, or has the wrong type.
+            UsageError: an option is a config key, or its value is not one of its choices or has the wrong type.
         """
-        with _plain_errors():
-            return super().parse_args(ctx, args)
+        try:
+            with _plain_errors():
+                return super().parse_args(ctx, args)
+        except Exception as error:
+            self._refuse_key(error)
+            raise
+
+    def _refuse_key(self, error: Exception) -> None:
+        """Raise a `UsageError` for an unknown option that is the last part of a config key: ``--learning-rate``."""
+        option = str(getattr(error, "option_name", ""))
+        is_option = difflib.get_close_matches(option, getattr(error, "possibilities", None) or (), cutoff=0.8)
+        if not option.startswith("--") or is_option or not any("CONFIG" in str(one.metavar) for one in self.params):
+            return
+        keys = importlib.import_module("agentrl.config.keys")  # slow; the command has imported it
+        name = option[2:].replace("-", "_")
+        key = f"{self.name}.{name}" if (self.name, name) in keys.all_keys() else keys.nearest_key((name,), ())
+        if key is not None:
+            hint = f"config keys have no dashes: {key}=VALUE"
+            raise UsageError(f"{option} is not an option", hint=hint) from error
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """Return the parts of the usage line, without brackets around a metavar that has its own."""

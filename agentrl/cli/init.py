@@ -60,8 +60,12 @@ def create_project(name: str, folder: Path, scaffold: str = SCAFFOLD) -> Path:
         UsageError: the name is not valid or taken, or the folder exists or cannot be written.
     """
     if not NAME.fullmatch(name) or keyword.iskeyword(name):
+        near = name.lower().replace("-", "_")
         raise UsageError(
-            "this is not a valid package name", got=repr(name), expected="lowercase letters, digits and underscores"
+            "this is not a valid package name",
+            got="the Python keyword " + repr(name) if keyword.iskeyword(name) else repr(name),
+            expected="a lowercase letter, then lowercase letters, digits and underscores",
+            hint=f"for example: {near}" if near != name and NAME.fullmatch(near) else None,
         )
     project = folder / name
     if project.exists():

@@ -192,7 +192,7 @@ def describe_unknown_key(path: KeyPath) -> str:
         return f"unknown key {path[-1]}: in a file, a section holds its keys; write {_nest(key.split('.'))}"
     if path[-1] in section:
         return f"unknown key {key} for this type of {'.'.join(path[:-1])}: another type has it"
-    if near := _nearest_key(path, section):
+    if near := nearest_key(path, section):
         return f"unknown key {key}; did you mean {near}?"
     return f"unknown key {key}; known keys here: {', '.join(section)}" if section else f"unknown key {key}"
 
@@ -221,7 +221,7 @@ def _leaves(path: KeyPath, value: object) -> Iterator[KeyPath]:
         yield from _leaves((*path, str(name)), inner)
 
 
-def _nearest_key(path: KeyPath, section: Sequence[str]) -> str | None:
+def nearest_key(path: KeyPath, section: Sequence[str]) -> str | None:
     """Return the key that is probably meant by an unknown one; ``None`` if no key is similar."""
     name = path[-1]
     known = WHOLE_KEYS.get(".".join(path)) or OTHER_NAMES.get(name) or _option(path)

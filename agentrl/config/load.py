@@ -34,7 +34,7 @@ from agentrl.config.overrides import (
 from agentrl.config.schedule import FORM_KEYS
 from agentrl.config.schedule_forms import FORMS, advise
 from agentrl.config.trainer import FSDPOptions
-from agentrl.errors import ConfigError, did_you_mean
+from agentrl.errors import ConfigError, did_you_mean, shorten
 
 _EXPECTED: Mapping[str, str] = {
     "int_parsing": "a whole number",
@@ -51,7 +51,6 @@ _EXPECTED: Mapping[str, str] = {
     "dataclass_type": "a mapping",
     "model_type": "a section with keys",
     "model_attributes_type": "a section with keys",
-    "invalid_key": "names as keys",
 }
 _ALTERNATIVE = re.compile(r"bool|int|float|str|literal\[.*\]")
 """Last element of pydantic's location for a value with several allowed types: the type that was tried."""
@@ -106,6 +105,8 @@ def _join_alternatives(errors: Sequence[ErrorDetails]) -> list[ErrorDetails]:
 
 def _problem(details: ErrorDetails, origin: Callable[[KeyPath], str]) -> str:
     path = _key_path(details["loc"])
+    if details["type"] == "invalid_key":
+        path = (*path, str(details["input"]))
     text = _explain(details, path)
     named = _NAMED_KEY.match(text)  # a section's error names the key that is wrong
     key = tuple(named[0].split(".")) if named else path
@@ -128,6 +129,8 @@ def _explain(details: ErrorDetails, path: KeyPath) -> str:
             return "no environment is set: set environment=household/train, or --env NAME on the command line"
         case "missing":
             return f"{key} is missing"
+        case "invalid_key":
+            return f"unknown key {key}: got {details['input']!r}, expected a name"
         case "union_tag_invalid":
             tag, known = details["ctx"]["tag"], details["ctx"]["expected_tags"]
             hint = did_you_mean(tag, re.findall(r"'([^']*)'", known))
@@ -181,6 +184,12 @@ def _config_hint(name: str, known: Sequence[str]) -> str | None:
     close = difflib.get_close_matches(name.lower(), parts, n=3, cutoff=0.5)
     near = same or list(dict.fromkeys(parts[part] for part in close))
     return f"did you mean {' or '.join(near)}?" if near else None
+
+
+def _file_hint(source: str | Path) -> str | None:
+    """Suggest a file that has a suffix which the source lacks."""
+    near = next((path for suffix in (".yaml", ".yml") if (path := Path(f"{source}{suffix}")).is_file()), None)
+    return f"did you mean {near}?" if near else None
 
 
 def _override_hint(word: str) -> str | None:
@@ -329,6 +338,9 @@ def names_environment(source: ConfigSource) -> bool:
 def _as_list(source: ConfigSource) -> list[str | Path]:
     if source is None:
         return []
+    if isinstance(source, Mapping):
+        got = f"{type(source).__name__} {shorten(source)}"
+        raise ConfigError("a config is not a file", got=got, expected="a file; single keys are overrides")
     return [source] if isinstance(source, str | Path) else list(source)
 
 
@@ -359,14 +371,14 @@ def _read(source: str | Path) -> tuple[str, str]:
     name = path.as_posix().removeprefix("configs/").removesuffix(".yaml")
     known = shipped_configs()
     if str(source).startswith(_PATH_STARTS):
-        hint = _shipped_hint(path, known) or _config_hint(name, known)
+        hint = _file_hint(source) or _shipped_hint(path, known) or _config_hint(name, known)
         raise ConfigError(f"no config file {source}", expected="a YAML file", hint=hint)
     if name not in known:
         _refuse_missing_recipe(name)
         raise ConfigError(
             f"no config file {source}",
             expected="a YAML file, or a name from agentrl config list",
-            hint=_override_hint(str(source)) or _config_hint(name, known),
+            hint=_file_hint(source) or _override_hint(str(source)) or _config_hint(name, known),
         )
     return f"{name}.yaml", _shipped_text(name)
 

@@ -149,6 +149,8 @@ def parse_source(text: str, name: str) -> YamlSource:
         loader = _Loader(text)
         root = loader.get_single_node()
         data: Any = None if root is None else loader.construct_document(root)
+        lines: dict[KeyPath, int] = {}
+        _collect_lines(root, (), lines, name)
     except _UNREADABLE as error:
         raise ConfigError(f"{name} is not valid YAML", got=_describe(error, text)) from error
     if root is None:
@@ -159,12 +161,10 @@ def parse_source(text: str, name: str) -> YamlSource:
             got=f"a YAML {type(root).__name__.removesuffix('Node').lower()}",
             expected="sections such as 'environment:'",
         )
-    lines: dict[KeyPath, int] = {}
-    _collect_lines(root, (), lines, name)
     return YamlSource(data, lines)
 
 
-def _collect_lines(node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int], name: str) -> None:
+def _collect_lines(node: yaml.Node | None, path: KeyPath, lines: dict[KeyPath, int], name: str) -> None:
     """Collect the lines of all keys; those of list items are under the item's number."""
     for number, value in enumerate(node.value) if isinstance(node, yaml.SequenceNode) else ():
         _collect_lines(value, (*path, str(number)), lines, name)

@@ -130,10 +130,10 @@ def check_split(spec: EnvironmentSpec, split: str) -> str:
     )
 
 
-def make_gymnasium(env: str | Callable[..., AnyEnv], **options: Any) -> AnyEnv:
-    """Create an environment with text in and out, from its Gymnasium id, its class or a function.
+def make_gymnasium(env: str | EnvSpec | Callable[..., AnyEnv], **options: Any) -> AnyEnv:
+    """Create an environment with text in and out, from its Gymnasium id or registration, its class or a function.
 
-    An id also works in worker processes, which have not imported its module yet.
+    An id with its module, and a registration, also work in worker processes, which have not imported the module yet.
 
     Raises:
         UsageError: it cannot be created, or its observations or actions have no text form.
@@ -173,7 +173,7 @@ def _gymnasium_spec(name: str, env_id: str, *, importable: str | None = None) ->
     creator = registered.entry_point
     return _plain_spec(
         name,
-        functools.partial(make_gymnasium, importable or name),
+        functools.partial(make_gymnasium, importable or registered),
         about=_load_creator(creator),
         max_turns=registered.max_episode_steps,
         success_threshold=registered.reward_threshold,
@@ -199,11 +199,13 @@ def _spec_of(name: str, target: object) -> EnvironmentSpec:
         )
     if callable(target) and not inspect.isclass(target):
         return _plain_spec(name, functools.partial(make_gymnasium, target), about=target)
+    is_class = inspect.isclass(target)
     raise UsageError(
         f"{name} is not an environment",
-        got=type(target).__name__,
+        got="a class without these bases or tools" if is_class else type(target).__name__,
         expected="an EnvironmentSpec, a class derived from gymnasium.Env or agentrl.AsyncEnv, a class with reset() and "
         "tools as other methods, or a function that creates an environment",
+        hint="derive it from gymnasium.Env: docs/concepts/environment.md" if hasattr(target, "step") else None,
     )
 
 

@@ -111,10 +111,11 @@ def _rows_of(file: Path, path: str | Path, what: str) -> Iterator[Row]:
         with file.open("rb") as opened:
             head = opened.read(6)
         if file.suffix in (".csv", ".tsv"):
+            given = "FILE, sep='\\t'" if file.suffix == ".tsv" else "FILE"
             raise UsageError(
                 f"{what} {path} is a {file.suffix[1:].upper()} file",
                 expected=_EXPECTED,
-                hint="convert it: pandas.read_csv(FILE).convert_dtypes().to_json('rows.jsonl', orient='records', "
+                hint=f"convert it: pandas.read_csv({given}).convert_dtypes().to_json('rows.jsonl', orient='records', "
                 "lines=True)",
             )
         if head[:4] == _PARQUET or file.suffix == ".parquet":

@@ -71,6 +71,8 @@ WORKER_KILL_S = 10.0
 """Maximum number of seconds to wait for the end of killed processes; one may hang in the kernel."""
 SUPERVISOR_END_S = WORKER_KILL_S + 2.0
 """Seconds that a worker's supervisor has to end its processes and itself before all of them are killed."""
+_EXPECTED = "a factory, options and tasks that can be pickled and imported by name"
+_HINT = "move the environment into its own module, or set environment.isolation to thread"
 logger = logging.getLogger(__name__)
 
 
@@ -192,7 +194,7 @@ def _perform(loop: asyncio.AbstractEventLoop, adapters: dict[int, EnvAdapter], m
         adapters[number] = EnvAdapter(*arguments)
         return None
     if method == UNREADABLE:
-        raise EnvironmentFailure(f"the worker cannot read the call ({arguments[0]})")
+        raise UsageError("a worker process cannot read the call", got=arguments[0], expected=_EXPECTED, hint=_HINT)
     adapter = adapters[number]
     work = adapter.call(method, *arguments)
     in_loop = adapter.is_async or method == CALL_TOOL.name
@@ -327,8 +329,8 @@ def _pickle_call(job: WorkerCall[WorkerMessage]) -> bytes:
         raise UsageError(
             f"{job.what} cannot run in a worker process",
             got=error,
-            expected="a factory, options and tasks that can be pickled and imported by name",
-            hint="move the environment into its own module, or set environment.isolation to thread",
+            expected=_EXPECTED,
+            hint=_HINT,
         ) from error
 
 

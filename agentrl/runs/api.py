@@ -15,8 +15,10 @@ import numbers
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, wait
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
 
 from agentrl.agent_loop import AgentLoop
 from agentrl.builders.checks import check_training
@@ -112,7 +114,7 @@ def train(
             one, as in a notebook, the result is returned with `interrupted` set.
     """
     has_environment = env is not None or config is not None
-    _check_tasks(tasks)
+    _check_file("tasks", tasks)
     words_of_tasks = task_words(_text(tasks), has_environment=has_environment)
     words = [
         *([] if has_environment else words_of_tasks),  # before `loop`, which overrides the loop of prompts
@@ -334,6 +336,7 @@ def evaluate(
     chosen, name = _policy(policy), None if env is None else _name(Kind.ENVIRONMENT, env)
     for key, value, lowest in (("tasks", tasks, 1), ("samples", samples, 1), ("seed", seed, 0)):
         _check_whole(key, value, lowest)
+    _check_file("prompts", prompts)
     words = [*_object_overrides(loop=loop, tools=tools, reward=reward), *override_words(overrides)]
     interruption = StopRequest()
 
@@ -497,9 +500,9 @@ def _name(kind: Kind, target: Any) -> str:
 
 def tool_overrides(tools: Iterable[ToolLike]) -> list[str]:
     """Return the override of ``agent.tools`` for tools given as objects or by name, or for one by its name."""
-    tools = [tools] if isinstance(tools, str) else tools
+    tools = [tools] if isinstance(tools, str | Mapping) or not isinstance(tools, Iterable) else tools
     entries = [dict(tool) if isinstance(tool, Mapping) else _name(Kind.TOOL, tool) for tool in tools]
-    return [f"agent.tools={json.dumps(entries)}"] if entries else []
+    return [f"agent.tools={_to_json('agent.tools', entries)}"] if entries else []
 
 
 def _reward_overrides(reward: RewardLike | Sequence[RewardLike] | None) -> list[str]:
@@ -516,14 +519,17 @@ def _reward_overrides(reward: RewardLike | Sequence[RewardLike] | None) -> list[
         raise UsageError(
             "two reward functions have the same name", got=", ".join(twice), expected="a different name for each"
         )
-    return [f"agent.reward={json.dumps(entries)}"]
+    return [f"agent.reward={_to_json('agent.reward', entries)}"]
 
 
 def _reward_entry(reward: Any) -> str | dict[str, Any]:
     if isinstance(reward, Mapping):
-        return dict(reward)
+        if "name" not in reward:
+            expected = "the key name: {'name': function, 'weight': 0.5}, or a list of pairs (function, weight)"
+            raise UsageError("a reward has no name", got=shorten(reward), expected=expected)
+        return {**reward, "name": _name(Kind.REWARD, reward["name"])}
     if isinstance(reward, tuple):
-        if len(reward) != 2:
+        if len(reward) != 2 or callable(reward[1]):
             raise UsageError("a reward is not a pair", got=reward, expected="(function, weight), or a list of rewards")
         return {"name": _name(Kind.REWARD, reward[0]), "weight": reward[1]}
     return _name(Kind.REWARD, reward)
@@ -536,8 +542,22 @@ def override_words(overrides: Overrides) -> list[str]:
     ['trainer.steps=5', 'agent.options={"format": "plain"}']
     """
     if isinstance(overrides, Mapping):
-        return [f"{key}={json.dumps(value)}" for key, value in overrides.items()]
+        return [f"{key}={_to_json(key, value)}" for key, value in overrides.items()]
     return [overrides] if isinstance(overrides, str) else list(overrides or ())
+
+
+def _to_json(key: str, value: object) -> str:
+    def plain(inner: object) -> object:
+        if isinstance(inner, PurePath):
+            return str(inner)
+        if isinstance(inner, np.generic):
+            return inner.item()
+        expected = "text, a number, a bool, None, a list, or a dict of these"
+        hint = "pass objects by the arguments env, tools, reward, loop, algorithm and loss" if callable(inner) else None
+        got = f"{type(inner).__name__} {shorten(inner)}"
+        raise UsageError(f"the override of {key} is not valid", got=got, expected=expected, hint=hint)
+
+    return json.dumps(value, default=plain)
 
 
 def _override(key: str, value: object) -> list[str]:
@@ -555,12 +575,12 @@ def _check_whole(key: str, value: object, lowest: int) -> None:
         raise UsageError(f"{key} is not valid", got=shorten(value), expected=f"a whole number, {lowest} or more")
 
 
-def _check_tasks(tasks: object) -> None:
+def _check_file(key: str, value: object) -> None:
     """Raise a `UsageError` for rows in memory, such as a list or a data set, in place of a file."""
-    if not isinstance(tasks, str | Path | None):
+    if not isinstance(value, str | Path | None):
         raise UsageError(
-            "tasks is not a file",
-            got=f"{type(tasks).__name__} {shorten(tasks)}",
+            f"{key} is not a file",
+            got=f"{type(value).__name__} {shorten(value)}",
             expected="the path of a file with one JSON object per line, an array of objects, or Parquet",
             hint='write the rows to a file, as lines like {"prompt": "..."}; a data set of Hugging Face has to_parquet',
         )

@@ -32,6 +32,7 @@ from transformers import PreTrainedModel
 
 from agentrl.config.config import AlgorithmConfig, Config, TrainerConfig
 from agentrl.config.trainer import NumericsConfig
+from agentrl.errors import UsageError
 from agentrl.message.image import ImageReader
 from agentrl.models.memory import FREED_SHARE, FreedMemory, memory_limit
 from agentrl.training.algorithm_functions import check_mini_batch_rows
@@ -221,7 +222,16 @@ class Trainer:
 
         Raises:
             TrainingError: a reward or an advantage is not finite, no trajectory can train, or a rank was lost.
+            UsageError: other code in this process changed PyTorch's default dtype, in which losses are computed.
         """
+        if (dtype := torch.get_default_dtype()) is not torch.float32:
+            raise UsageError(
+                "the default dtype of PyTorch was changed",
+                got=str(dtype),
+                expected="torch.float32",
+                hint="an environment, tool or reward function calls torch.set_default_dtype: give its tensors a dtype, "
+                "or run the environment in worker processes: environment.isolation=process",
+            )
         arguments = trajectories, temperature, pad_id, extras or StepExtras()
         with self.ranks.broadcast_call("step", *arguments):
             return self._step(*arguments)

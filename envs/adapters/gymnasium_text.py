@@ -6,11 +6,12 @@ import functools
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec
 
 from agentrl.env import EnvironmentSpec, Isolation
 from agentrl.errors import ConfigError, UsageError, raised_at, raised_in
@@ -20,6 +21,7 @@ from agentrl.task import seed_tasks
 from ..text_adapter import TextAdapter, describe
 from .gymnasium_words import WORDS, Words
 
+Source: TypeAlias = str | EnvSpec | type[gymnasium.Env[Any, Any]]
 NUMBERS = (spaces.Box, spaces.Discrete, spaces.MultiBinary, spaces.MultiDiscrete)
 MAX_NUMBERS = 1024
 """Maximum numbers of an observation; larger ones are pictures, which are not readable as text."""
@@ -92,12 +94,12 @@ class GymnasiumText(TextAdapter):
 
 
 def make(
-    *, env_id: str | type[gymnasium.Env[Any, Any]] = "CartPole-v1", actions: Sequence[str] | None = None, **options: Any
+    *, env_id: Source = "CartPole-v1", actions: Sequence[str] | None = None, **options: Any
 ) -> gymnasium.Env[Any, Any]:
     """Create an environment; one that uses numbers is adapted to text.
 
     Args:
-        env_id: A Gymnasium id (``module:EnvId`` imports the module first), or a class.
+        env_id: A Gymnasium id (``module:EnvId`` imports the module first), its registration, or a class.
         actions: Names of a discrete space's actions.
         options: Options of the environment, and of `gymnasium.make` for an id.
 
@@ -108,30 +110,33 @@ def make(
     if not _has_numbers(env):
         if actions is not None:
             env.close()
-            raise UsageError(f"{env_id} uses text already", got="names of actions", expected="no names")
+            raise UsageError(f"{_name(env_id)} uses text already", got="names of actions", expected="no names")
         return env
-    if isinstance(env_id, str) and "ansi" in env.metadata.get("render_modes", ()) and "render_mode" not in options:
+    if (
+        isinstance(env_id, str | EnvSpec)
+        and "ansi" in env.metadata.get("render_modes", ())
+        and "render_mode" not in options
+    ):
         env.close()
         env = _create(env_id, {**options, "render_mode": "ansi"})
     return GymnasiumText(env, actions=actions)
 
 
-def _create(env_id: str | type[gymnasium.Env[Any, Any]], options: dict[str, Any]) -> gymnasium.Env[Any, Any]:
+def _create(env_id: Source, options: dict[str, Any]) -> gymnasium.Env[Any, Any]:
     try:
-        if isinstance(env_id, str):
+        if isinstance(env_id, str | EnvSpec):
             return gymnasium.make(env_id, disable_env_checker=True, **options)
         made: object = env_id(**options)
         if isinstance(made, gymnasium.vector.VectorEnv):
             made.close()
             raise UsageError(
-                f"{env_id.__module__}:{env_id.__qualname__} makes several environments at once",
+                f"{_name(env_id)} makes several environments at once",
                 got=f"a VectorEnv with num_envs={made.num_envs}",
                 expected="a single environment, because agentrl makes one for each concurrent episode",
             )
         return cast("gymnasium.Env[Any, Any]", made)
     except (gymnasium.error.Error, ModuleNotFoundError, TypeError) as error:
-        name = env_id if isinstance(env_id, str) else f"{env_id.__module__}:{env_id.__qualname__}"
-        what = f"the Gymnasium environment {name} cannot be created"
+        what = f"the Gymnasium environment {_name(env_id)} cannot be created"
         kind = ConfigError if _is_call(error) else UsageError
         raise kind(what, got=error, hint=_next_step(error)) from error
 
@@ -141,6 +146,12 @@ def _is_call(error: Exception) -> bool:
     place = raised_at(error) if isinstance(error, TypeError) else None
     own = Path(gymnasium.__file__).parent
     return place is not None and (place.file == __file__ or own in Path(place.file).parents)
+
+
+def _name(env_id: Source) -> str:
+    if isinstance(env_id, EnvSpec):
+        return env_id.id
+    return env_id if isinstance(env_id, str) else f"{env_id.__module__}:{env_id.__qualname__}"
 
 
 def _next_step(error: Exception) -> str | None:

@@ -90,6 +90,11 @@ Cli = Callable[..., Any]
         ("tool show agentrl.env:EnvironmentSpec", "expected a __call__ method"),
         ("bench nothing --folder nowhere", "no folder nowhere"),
         ("init 1game", "not a valid package name"),
+        (
+            "init My-Game",
+            "got 'My-Game', expected a lowercase letter, then lowercase letters, digits and underscores. For",
+        ),
+        ("init class", "got the Python keyword 'class'"),
         ("init json", "Python package already has this name"),
         ("train quickstart engine={a: 1}", "a value was split at its spaces"),
         ("train quickstart --gpus 8", "--gpus needs --dry-run"),
@@ -229,6 +234,30 @@ def test_a_config_key_with_dashes_is_told_without_them(agentrl, word, said):
     ended = agentrl("train", "quickstart", word)
     assert ended.code == 2
     assert said.lower() in ended.err.lower()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("train quickstart --steps 5", "--steps is not an option. Config keys have no dashes: trainer.steps=VALUE"),
+        ("train quickstart --num-generations=8", "algorithm.group_size=VALUE"),
+        ("sft quickstart --epochs 3", "sft.epochs=VALUE"),
+        ("train quickstart --modle x", "Possible options: --model"),
+        ("env check guess_number --steps 5", "No such option: --steps"),
+    ],
+)
+def test_an_unknown_option_is_matched_with_the_config_keys(agentrl, words, message):
+    ended = agentrl(*words.split())
+    assert ended.code == 2
+    assert message in " ".join(ended.err.split())
+
+
+def test_a_config_without_its_suffix_and_a_key_that_is_a_number_are_explained(agentrl, workplace):
+    (workplace / "mine.yml").write_text("environment: guess_number\n1: 2\n")
+    for name, message in (("mine", "Did you mean mine.yml?"), ("mine.yml", "line 2: unknown key 1: got 1, expected a")):
+        ended = agentrl("train", name, "--dry-run")
+        assert ended.code == 2
+        assert message in ended.err
 
 
 def test_an_environment_without_a_class_is_named(agentrl):

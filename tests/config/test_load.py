@@ -244,6 +244,7 @@ def test_the_file_is_read_then_overrides_win_in_order(config_file):
         ("environment: a\nrun: {directory: $HOME/runs}\n", [], "line 2: run.directory has an environment variable"),
         ("environment: a\nmodel: '${oc.env:M}/m'\n", [], "line 2: model.path has an environment variable"),
         ("environment: a\n", ["agent.options=&a {b: *a}"], "is not valid YAML: got"),
+        ("environment: &a {b: *a}\n", [], "my.yaml is not valid YAML: got"),
     ],
 )
 def test_a_mistake_is_named_with_its_place(config_file, text, overrides, message):

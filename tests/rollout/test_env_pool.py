@@ -13,7 +13,7 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import gymnasium
 import pytest
@@ -558,6 +558,15 @@ def test_a_worker_serves_the_process_that_started_it_only():
         for trainer in (os.getpid(), os.getppid())
     ]
     assert served == [0, 1]
+
+
+async def test_an_environment_that_a_worker_cannot_import_is_a_usage_error(make_pool, worlds, monkeypatch):
+    script = ModuleType("only_in_this_process")
+    script.Mine = type("Mine", (worlds.Corridor,), {"__module__": script.__name__, "__qualname__": "Mine"})
+    monkeypatch.setitem(sys.modules, script.__name__, script)
+    pool = make_pool(script.Mine, Isolation.PROCESS, workers=1)
+    with pytest.raises(UsageError, match=r"cannot read the call: .*only_in_this_process.*Move the env"):
+        await play_one_step(pool, TASK)
 
 
 async def test_files_in_the_current_folder_do_not_shadow_packages_in_a_worker(make_pool, worlds, monkeypatch, tmp_path):

@@ -12,7 +12,7 @@ from support.trainers import compute_logprobs, restore, state_of
 
 from agentrl.algorithms.traits import needed_inputs, other_input, weighs_behaviour
 from agentrl.config.config import AlgorithmConfig, Config, TrainerConfig
-from agentrl.errors import ConfigError, Outcome, TrainingError, UnknownNameError
+from agentrl.errors import ConfigError, Outcome, TrainingError, UnknownNameError, UsageError
 from agentrl.registry import Kind, lookup, names
 from agentrl.training.algorithm_functions import PROVIDED
 from agentrl.training.trainer import Trainer
@@ -50,6 +50,16 @@ def trainer_for(model, config=None, *, reference=None, **settings):
         max_tokens=100,
         signal_models={"reference": reference},
     )
+
+
+def test_a_changed_default_dtype_is_refused(model, trajectories):
+    trainer = trainer_for(model)
+    torch.set_default_dtype(torch.float64)
+    try:
+        with pytest.raises(UsageError, match=r"default dtype of PyTorch was changed: got torch.float64"):
+            run_step(trainer, trajectories)
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def test_groups_of_one_are_refused_where_members_are_compared(model):
