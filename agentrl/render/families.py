@@ -38,9 +38,21 @@ class ThinkingMarks:
 
     def write(self, thought: str, header: str) -> str:
         """Return the text of a thought that the model writes after the template's `header`."""
-        text = self.form.format(thought)
+        text = self.form.replace("{}", thought)
         known = next((n for n in range(len(text), 0, -1) if header.endswith(text[:n])), 0)
         return text[known:]
+
+    def in_form_of(self, shown: str, *, header: str, thought: str, text: str) -> ThinkingMarks:
+        """Return the marks in the form in which a template shows a thought and a text after `header`.
+
+        These marks, if the template omits the thought.
+        """
+        start = header[: header.rindex(self.open)] if header.rstrip().endswith(self.open) else header
+        before, _, after = shown.partition(thought)
+        between, is_shown, _ = after.partition(text)
+        if not is_shown or not before.startswith(start) or self.open not in before or self.close not in between:
+            return self
+        return replace(self, form=f"{before[len(start) :]}{{}}{between}")
 
 
 THINK_TAGS = ThinkingMarks(open="<think>", close="</think>", form="<think>\n{}\n</think>\n\n")
@@ -114,6 +126,15 @@ FAMILIES = (
         results_follow_calls=True,
         marks_answers=True,
         template_opening=_FIXED_DAY,
+    ),
+    Family(
+        name="deepseek_v4",
+        template_marks=("｜DSML｜", "tool_calls>"),
+        end_of_turn=(_END_OF_SENTENCE,),
+        thinking=_BARE_THINK_TAGS,
+        tool_parser="deepseek_v4",
+        results_follow_calls=True,
+        thinking_option="thinking",
     ),
     Family(
         name="deepseek_v3.2",

@@ -284,6 +284,9 @@ OTHER_TEMPLATES: Mapping[str, tuple[str, str]] = {
     "deepseek_r1": ("deepseek_v3", deepseek.DEEPSEEK_R1),
     "deepseek_v3_joined": ("deepseek_v3", deepseek.DEEPSEEK_V3_JOINED),
     "deepseek_v3.1_joined": ("deepseek_v3.1", deepseek.DEEPSEEK_V31_JOINED),
+    "deepseek_v4": ("deepseek_v3.2", deepseek.DEEPSEEK_V4),
+    "glm47": ("glm", templates.GLM47),
+    "glm45_training": ("glm", templates.GLM45_TRAINING),
     "kimi_k2_first": ("kimi_k2", templates.KIMI_K2_FIRST),
     "llama4_json": ("llama4", templates.LLAMA4_JSON),
 }
