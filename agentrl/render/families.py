@@ -92,6 +92,8 @@ class Family:
     and ``index`` (from 0 on)."""
     results_follow_calls: bool = False
     """True if the template shows a tool's result correctly only after its call."""
+    text_after_results: bool = False
+    """True if the template shows the text of an answer with calls after their results."""
     marks_answers: bool = False
     """True if the model writes a header before a plain answer."""
     template_options: Mapping[str, Any] = field(default_factory=dict)
@@ -254,6 +256,20 @@ FAMILIES = (
         stop_tokens=("<|end_of_text|>",),
         tool_parser="llama3_json",
         template_options={"date_string": "26 Jul 2024"},
+    ),
+    Family(
+        name="gemma4",
+        template_marks=("<|turn>", "<turn|>", "<|tool_call>"),
+        end_of_turn=("<turn|>", "<|tool_response>"),
+        ends_open_messages=True,
+        call_end="<|tool_response>",
+        call_mark="<|tool_call>",
+        stop_tokens=("<eos>",),
+        markup=("<|tool_call>", "<tool_call|>", '<|"|>', "<|channel>", "<channel|>"),
+        thinking=ThinkingMarks(open="<|channel>thought", close="<channel|>", form="<|channel>thought\n{}\n<channel|>"),
+        tool_parser="gemma4",
+        results_follow_calls=True,
+        text_after_results=True,
     ),
     Family(
         name="gemma",

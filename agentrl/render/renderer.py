@@ -204,6 +204,7 @@ class Renderer:
         between = [self.header, self.template.render([system("x"), user("x")]), self.after_answer([user("x")])]
         with contextlib.suppress(TemplateError):
             between.append(self.after_answer([Message(role="tool", content="x", name="x")]))
+            marks -= (encoder.added_in(between[-1]) & encoder.special_tokens) - encoder.added_in(self.header)
         separators = {token for token in encoder.added_in("".join(between)) if _is_separator(token)}
         control = {token for token in encoder.special_tokens | separators if token.strip()} - marks
         return ContentGuard(
@@ -337,10 +338,7 @@ class Renderer:
         return self._after_answer(messages, calls=self.results_follow_calls)
 
     def _after_history(self) -> str:
-        """Return the text after an answer that a message follows.
-
-        OLMo's templates end the last answer differently, and that of Apertus ends only answers before a message.
-        """
+        """Return the text after an answer before a message: some templates end the last answer differently, or not."""
         text = self.after_answer(())
         is_end_of_text = bool(self._end_of_text) and text.startswith(self._end_of_text)
         is_header = self.header.endswith(text) and not self.family.ends_open_messages
@@ -367,11 +365,12 @@ class Renderer:
             )
             for index, message in enumerate(answered)
         ]
-        return Message(role="assistant", content=stand_in, tool_calls=tuple(made))
+        content = "" if made and self.family.text_after_results else stand_in
+        return Message(role="assistant", content=content, tool_calls=tuple(made))
 
     def _after_stand_in(self, text: str, answer: Message) -> str:
         """Return the text after an answer from `_stand_in_answer`."""
-        _, found, after = text.rpartition(answer.text)
+        _, found, after = text.rpartition(answer.text or answer.tool_calls[-1].arguments["value"])
         if not found:
             raise TemplateError("the chat template omits the assistant's content", got=text)
         return after[first_of(after, self._ends()) :] if answer.tool_calls else after

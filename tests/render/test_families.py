@@ -27,6 +27,7 @@ TOOL = {
 FAMILIES = {
     "mistral": "mistral",
     "mistral_v3": "mistral",
+    "gemma4": "gemma4",
     "glm": "glm",
     "deepseek_v3": "deepseek_v3",
     "deepseek_v3.1": "deepseek_v3.1",
@@ -70,6 +71,14 @@ CALLS = {
             ("TEMPLATE", '[TOOL_RESULTS] {"content": '),
             ("OBSERVATION", "dark"),
             ("TEMPLATE", ', "call_id": "call00001"}[/TOOL_RESULTS]'),
+        ],
+    ),
+    "gemma4": (
+        '<|tool_call>call:look{direction:<|"|>north<|"|>}<tool_call|><|tool_response>',
+        [
+            ("TEMPLATE", 'response:look{value:<|"|>'),
+            ("OBSERVATION", "dark"),
+            ("TEMPLATE", '<|"|>}<tool_response|>'),
         ],
     ),
     "glm": (
@@ -167,7 +176,7 @@ def test_tool_results_can_be_appended(renderer_of, family: str) -> None:
     check_template(renderer_of(family), roles=("tool",), tools=[TOOL])
 
 
-@pytest.mark.parametrize("family", ["glm", "deepseek_v3.2", "kimi_k2_thinking", "gpt_oss", "minimax_m2"])
+@pytest.mark.parametrize("family", ["gemma4", "glm", "deepseek_v3.2", "kimi_k2_thinking", "gpt_oss", "minimax_m2"])
 def test_thinking_is_kept_between_tool_results_and_dropped_once_a_user_speaks(renderer_of, family: str) -> None:
     renderer = renderer_of(family, enable_thinking=True)
     check_template(renderer, roles=("tool",), tools=[TOOL])
@@ -183,7 +192,9 @@ def test_families_that_always_think_are_refused_where_their_thinking_is_dropped(
     assert "step_independent" in str(caught.value)
 
 
-@pytest.mark.parametrize("family", ["mistral", "glm", "deepseek_v3", "deepseek_v3.1", "deepseek_v3.2", "kimi_k2"])
+@pytest.mark.parametrize(
+    "family", ["mistral", "gemma4", "glm", "deepseek_v3", "deepseek_v3.1", "deepseek_v3.2", "kimi_k2"]
+)
 def test_plain_conversations_can_be_appended(renderer_of, family: str) -> None:
     check_template(renderer_of(family))
 
@@ -197,6 +208,7 @@ def test_a_system_prompt_that_moves_is_refused(renderer_of) -> None:
     ("family", "thinks", "text", "reasoning", "content"),
     [
         ("glm", True, "\n<think>Hm.</think>\ngo", "Hm.", "go"),
+        ("gemma4", True, "<|channel>thought\nHm.\n<channel|>go", "Hm.", "go"),
         ("deepseek_v3.1", True, "Hm.</think>go", "Hm.", "go"),
         ("deepseek_v3.2", True, "Hm.</think>go", "Hm.", "go"),
         ("kimi_k2_thinking", True, "<think>Hm.</think>go", "Hm.", "go"),
@@ -241,6 +253,7 @@ def test_unfinished_answers_are_problems(renderer_of, family: str, text: str, pr
     ("family", "stops", "call_end", "plain_end"),
     [
         ("glm", {"<|user|>", "<|observation|>", "<|endoftext|>"}, "<|observation|>", "<|user|>"),
+        ("gemma4", {"<turn|>", "<|tool_response>", "<eos>"}, "<|tool_response>", "<turn|>"),
         ("gpt_oss", {"<|return|>", "<|call|>", "<|endoftext|>"}, "<|call|>", "<|return|>"),
         ("kimi_k2", {"<|im_end|>", "[EOS]"}, "<|im_end|>", "<|im_end|>"),
         ("minimax_m2", {"[e~["}, "[e~[", "[e~["),

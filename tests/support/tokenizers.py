@@ -16,6 +16,7 @@ from support import mistral_templates as mistral
 from support.chat_templates import (
     GEMMA,
     GEMMA3,
+    GEMMA4,
     LLAMA3,
     LLAMA3_FIRST,
     QWEN3,
@@ -106,6 +107,15 @@ TOKENIZER_FAMILIES: Mapping[str, TokenizerFamily] = {
     "gemma": TokenizerFamily(
         chat_template=GEMMA,
         special=("<pad>", "<eos>", "<bos>", "<start_of_turn>", "<end_of_turn>"),
+        eos="<eos>",
+        bos="<bos>",
+    ),
+    "gemma4": TokenizerFamily(
+        chat_template=GEMMA4,
+        special=(
+            *("<pad>", "<eos>", "<bos>", "<|turn>", "<turn|>", "<|think|>", "<|channel>", "<channel|>", "<|tool>"),
+            *("<tool|>", "<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>", '<|"|>'),
+        ),
         eos="<eos>",
         bos="<bos>",
     ),
