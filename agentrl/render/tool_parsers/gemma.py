@@ -42,7 +42,7 @@ def _read_block(text: str, tools: ToolSchemas, start: int, found: CollectedCalls
         head = _HEAD.match(text, start)
         if head is None:
             raise MalformedCall(f"Tool call {number} does not begin with call:tool{{. {FORM}")
-        reader = _Values(text, head.end(), f"The arguments of tool call {number}")
+        reader = _Values(text, head.end(), number)
         try:
             arguments = reader.read()
         except RecursionError as error:
@@ -62,8 +62,8 @@ def _read_block(text: str, tools: ToolSchemas, start: int, found: CollectedCalls
 class _Values:
     """Reader of values in a text, from index `at` on."""
 
-    def __init__(self, text: str, at: int, what: str) -> None:
-        self.text, self.at, self._what = text, at, what
+    def __init__(self, text: str, at: int, number: int) -> None:
+        self.text, self.at, self._number = text, at, number
 
     def read(self) -> Any:
         """Read a value and move after it; raise `MalformedCall` for anything else."""
@@ -71,7 +71,7 @@ class _Values:
         if self._take(QUOTE):
             end = self.text.find(QUOTE, self.at)
             if end < 0:
-                raise self._error(f"have a text without {QUOTE} at its end")
+                raise self._error(f"has a text without {QUOTE} at its end")
             value, self.at = self.text[self.at : end], end + len(QUOTE)
             return value
         if self._take("{"):
@@ -83,7 +83,7 @@ class _Values:
         if plain.lower() in _WORDS:
             self.at = bare.end() if bare else self.at
             return _WORDS[plain.lower()]
-        known = read_json(self.text, self.at, self._what, FORM)
+        known = read_json(self.text, self.at, f"A value in tool call {self._number}", FORM)
         self.at = known.end
         return known.value
 
@@ -93,16 +93,16 @@ class _Values:
         items: list[Any] = []
         while not self._take(close):
             if (values or items) and not self._take(","):
-                raise self._error(f"are not closed with {close}")
+                raise self._error(f"is not closed with {close}")
             if close == "]":
                 items.append(self.read())
                 continue
             key = _KEY.match(self.text, skip_space(self.text, self.at))
             if key is None:
-                raise self._error("have a value without a key")
+                raise self._error("has a value without a key")
             name = key[1] or key[2] or key[3]
             if name in values:
-                raise self._error(f"give {name!r} twice")
+                raise self._error(f"gives {name!r} twice")
             self.at = key.end()
             values[name] = self.read()
         return items if close == "]" else values
@@ -116,4 +116,4 @@ class _Values:
         return True
 
     def _error(self, problem: str) -> MalformedCall:
-        return MalformedCall(f"{self._what} {problem}. {FORM}")
+        return MalformedCall(f"Tool call {self._number} {problem}. {FORM}")
