@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from functools import partial
 from typing import Any
@@ -20,8 +21,14 @@ from agentrl.render.tool_parsers.values import first_of, read_json, skip_space
 
 OPEN, CLOSE, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
 FORM = f"Write {OPEN}call:tool{{key:{QUOTE}text{QUOTE},key:1}}{CLOSE}."
-_HEAD = re.compile(r"\s*call:\s*([^\s{}]*)\s*(?=\{)")
+_HEAD = re.compile(r"\s*call:\s*([^\s{}<(]*)\s*(?=\{)")
 _KEY = re.compile(rf'(?:{re.escape(QUOTE)}(.+?){re.escape(QUOTE)}|"([^"]+)"|([^\s:,{{}}\[\]<"]+))\s*:', re.DOTALL)
+_AFTER_TEXT = {
+    "}": re.compile(rf"\s*(?:\}}|,\s*(?:{_KEY.pattern})|$)", re.DOTALL),
+    "]": re.compile(r"\s*(?:\]|,|$)"),
+}
+"""What follows a text in an object or a list: quotes within texts are written with the same token."""
+_PYTHON_TEXT = re.compile(r"'(?:[^'\\\n]|\\.)*'")
 _BARE = re.compile(r'(?:(?!<\||<tool_call\|>)[^,{}\[\]"])+')
 _WORDS = {"true": True, "false": False, "null": None, "none": None}
 
@@ -65,15 +72,14 @@ class _Values:
     def __init__(self, text: str, at: int, number: int) -> None:
         self.text, self.at, self._number = text, at, number
 
-    def read(self) -> Any:
-        """Read a value and move after it; raise `MalformedCall` for anything else."""
+    def read(self, close: str = "}") -> Any:
+        """Read a value in brackets that end with `close`, and move after it; otherwise raise `MalformedCall`."""
         self.at = skip_space(self.text, self.at)
         if self._take(QUOTE):
-            end = self.text.find(QUOTE, self.at)
-            if end < 0:
-                raise self._error(f"has a text without {QUOTE} at its end")
-            value, self.at = self.text[self.at : end], end + len(QUOTE)
-            return value
+            return self._quoted(close)
+        if python := _PYTHON_TEXT.match(self.text, self.at):
+            self.at = python.end()
+            return ast.literal_eval(python[0])
         if self._take("{"):
             return self._items("}")
         if self._take("["):
@@ -87,6 +93,16 @@ class _Values:
         self.at = known.end
         return known.value
 
+    def _quoted(self, close: str) -> str:
+        """Read a text up to the first closing mark after which its brackets go on or end."""
+        begin, end = self.at, self.text.find(QUOTE, self.at)
+        while end >= 0:
+            self.at = end + len(QUOTE)
+            if _AFTER_TEXT[close].match(self.text, self.at):
+                return self.text[begin:end].replace(QUOTE, '"')
+            end = self.text.find(QUOTE, self.at)
+        raise self._error(f"has a text without {QUOTE} at its end")
+
     def _items(self, close: str) -> dict[str, Any] | list[Any]:
         """Read the items of an object or a list after its opening bracket."""
         values: dict[str, Any] = {}
@@ -95,7 +111,7 @@ class _Values:
             if (values or items) and not self._take(","):
                 raise self._error(f"is not closed with {close}")
             if close == "]":
-                items.append(self.read())
+                items.append(self.read(close))
                 continue
             key = _KEY.match(self.text, skip_space(self.text, self.at))
             if key is None:
@@ -104,7 +120,7 @@ class _Values:
             if name in values:
                 raise self._error(f"gives {name!r} twice")
             self.at = key.end()
-            values[name] = self.read()
+            values[name] = self.read(close)
         return items if close == "]" else values
 
     def _take(self, mark: str) -> bool:
