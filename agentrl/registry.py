@@ -309,6 +309,8 @@ PLUGINS: dict[str, dict[str, str]] = {
         "deepseek_v3": "agentrl.render.tool_parsers.deepseek:parse_v3",
         "deepseek_v31": "agentrl.render.tool_parsers.deepseek:parse_v31",
         "deepseek_v32": "agentrl.render.tool_parsers.xml_calls:parse_deepseek_v32",
+        "deepseek_v4": "agentrl.render.tool_parsers.xml_calls:parse_deepseek_v4",
+        "gemma4": "agentrl.render.tool_parsers.gemma:parse_gemma4",
         "glm": "agentrl.render.tool_parsers.xml_calls:parse_glm",
         "harmony": "agentrl.render.tool_parsers.harmony:parse",
         "hermes": "agentrl.render.tool_parsers.json_calls:parse_hermes",

@@ -255,7 +255,7 @@ def _task(row: Row, split: str, number: int) -> Task:
 
 def _prompt(row: Row) -> Any:
     """Return the prompt of a row: text, or rows of messages."""
-    return message_rows(row.first(*PROMPT_COLUMNS))
+    return message_rows(row.first(*PROMPT_COLUMNS), row.location)
 
 
 def _messages(row: Row) -> tuple[Message, ...]:

@@ -72,7 +72,7 @@ def question(row: Row) -> str | None:
     found = column_object(row, "extra_info").get("question")
     if isinstance(found, str) and found.strip():
         return found.strip()
-    messages = message_rows(row.values.get("prompt"))
+    messages = message_rows(row.values.get("prompt"), row.location)
     if not isinstance(messages, list):
         return None
     asked = [message for message in read_messages(messages, row.location) if message.role != "system"]

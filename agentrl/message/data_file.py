@@ -44,6 +44,9 @@ _ESCAPED_HALF = re.compile(r"\\u[dD][89a-fA-F]")
 _HALF = re.compile("[\ud800-\udfff]")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w-]*/[\w.-]+")
 _NUMPY_ARRAY = re.compile(r"""\[\s*(['"]).*\1\s*\]""", re.DOTALL)
+_NUMPY_MESSAGES = re.compile(
+    r"""(?:array\()?\[\s*\{\s*(['"])(?:role|content)\1\s*:.*\]\s*(?:,\s*dtype=object\))?\s*""", re.DOTALL
+)
 ToolSchema = Mapping[str, Any]
 MEDIA_COLUMNS = (
     *("images", "image", "videos", "video", "audios", "audio"),
@@ -380,16 +383,24 @@ def _is_filled(value: Any) -> bool:
     return bool(value)
 
 
-def message_rows(value: Any) -> Any:
-    """Parse messages that a data set stores as JSON text; return other values unchanged."""
-    if not isinstance(value, str) or not value.lstrip().startswith("["):
-        return value
-    try:
-        rows = json.loads(value)
-    except (ValueError, RecursionError):
-        return value
-    are_messages = bool(rows) and all(isinstance(row, dict) and row.keys() >= {"role", "content"} for row in rows)
-    return rows if are_messages else value
+def message_rows(value: Any, location: str = "a row") -> Any:
+    """Parse messages that a data set stores as JSON or Python text; return other values unchanged.
+
+    Raises:
+        UsageError: the text is an array of messages that NumPy wrote, which cannot be read.
+    """
+    rows = list_in_text(value)
+    if isinstance(rows, str) and _NUMPY_MESSAGES.fullmatch(rows):
+        raise UsageError(
+            f"{location} has messages as text that is neither JSON nor Python",
+            got=f"{rows!r:.80}",
+            expected='[{"role": …, "content": …}, …]',
+            hint="pandas.to_csv writes arrays like this: write the data set as Parquet or JSON Lines",
+        )
+    are_messages = isinstance(rows, list) and all(
+        isinstance(row, dict) and row.keys() >= {"role", "content"} for row in rows
+    )
+    return rows if rows and are_messages else value
 
 
 def list_in_text(value: Any) -> Any:

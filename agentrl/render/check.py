@@ -188,7 +188,7 @@ def _history_error(renderer: Renderer, probe: _ProbeAnswers, kept: str, rendered
 
 
 def _with_headers_of_history(renderer: Renderer, kept: str) -> str:
-    """Return `kept` with the header of past answers in place of the header of new ones, except for the last answer."""
+    """Return `kept` with the header of past answers in place of the header of new ones, except at its end."""
     question, reply = [user("x")], "@@REPLY@@"
     start = len(renderer.template.render(question))
     answered = [*question, Message(role="assistant", content=reply), user("y")]
@@ -197,7 +197,7 @@ def _with_headers_of_history(renderer: Renderer, kept: str) -> str:
     if asking == history or not asking.startswith(history):
         return kept
     past, now, rest = kept.rpartition(asking)
-    return past.replace(asking, history) + now + rest
+    return past.replace(asking, history) + (history if rest else now) + rest  # Gemma 4 goes on without a header
 
 
 def _hint(renderer: Renderer, probe: _ProbeAnswers) -> str:

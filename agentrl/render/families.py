@@ -38,9 +38,21 @@ class ThinkingMarks:
 
     def write(self, thought: str, header: str) -> str:
         """Return the text of a thought that the model writes after the template's `header`."""
-        text = self.form.format(thought)
+        text = self.form.replace("{}", thought)
         known = next((n for n in range(len(text), 0, -1) if header.endswith(text[:n])), 0)
         return text[known:]
+
+    def in_form_of(self, shown: str, *, header: str, thought: str, text: str) -> ThinkingMarks:
+        """Return the marks in the form in which a template shows a thought and a text after `header`.
+
+        These marks, if the template omits the thought.
+        """
+        start = header[: header.rindex(self.open)] if header.rstrip().endswith(self.open) else header
+        before, _, after = shown.partition(thought)
+        between, is_shown, _ = after.partition(text)
+        if not is_shown or not before.startswith(start) or self.open not in before or self.close not in between:
+            return self
+        return replace(self, form=f"{before[len(start) :]}{{}}{between}")
 
 
 THINK_TAGS = ThinkingMarks(open="<think>", close="</think>", form="<think>\n{}\n</think>\n\n")
@@ -80,6 +92,8 @@ class Family:
     and ``index`` (from 0 on)."""
     results_follow_calls: bool = False
     """True if the template shows a tool's result correctly only after its call."""
+    text_after_results: bool = False
+    """True if the template shows the text of an answer with calls after their results."""
     marks_answers: bool = False
     """True if the model writes a header before a plain answer."""
     template_options: Mapping[str, Any] = field(default_factory=dict)
@@ -114,6 +128,15 @@ FAMILIES = (
         results_follow_calls=True,
         marks_answers=True,
         template_opening=_FIXED_DAY,
+    ),
+    Family(
+        name="deepseek_v4",
+        template_marks=("｜DSML｜", "tool_calls>"),
+        end_of_turn=(_END_OF_SENTENCE,),
+        thinking=_BARE_THINK_TAGS,
+        tool_parser="deepseek_v4",
+        results_follow_calls=True,
+        thinking_option="thinking",
     ),
     Family(
         name="deepseek_v3.2",
@@ -233,6 +256,20 @@ FAMILIES = (
         stop_tokens=("<|end_of_text|>",),
         tool_parser="llama3_json",
         template_options={"date_string": "26 Jul 2024"},
+    ),
+    Family(
+        name="gemma4",
+        template_marks=("<|turn>", "<turn|>", "<|tool_call>"),
+        end_of_turn=("<turn|>", "<|tool_response>"),
+        ends_open_messages=True,
+        call_end="<|tool_response>",
+        call_mark="<|tool_call>",
+        stop_tokens=("<eos>",),
+        markup=("<|tool_call>", "<tool_call|>", '<|"|>', "<|channel>", "<channel|>"),
+        thinking=ThinkingMarks(open="<|channel>thought", close="<channel|>", form="<|channel>thought\n{}\n<channel|>"),
+        tool_parser="gemma4",
+        results_follow_calls=True,
+        text_after_results=True,
     ),
     Family(
         name="gemma",

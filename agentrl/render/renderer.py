@@ -160,6 +160,8 @@ class Renderer:
         self.results_follow_calls = family.results_follow_calls
         """True if the template shows a tool's result correctly only after its call."""
         self._end_of_text = str(tokenizer.eos_token or "")
+        self.header: str = self.template.render([user(_BEFORE)], generation_prompt=True)
+        """Short prompt that ends with the template's header of an answer."""
         self.boundary: TurnBoundary = find_boundary(self._after_history(), self.encoder, self.family)
         self.results_follow_calls = self.results_follow_calls or self._results_need_calls()
         eos = tokenizer.eos_token_id
@@ -168,8 +170,8 @@ class Renderer:
         self._skeletons = functools.lru_cache(SHAPES)(self._find_skeleton)
         self._known_suffix = functools.lru_cache(KNOWN_SUFFIXES)(self._suffix)
         self._markup = _ids(self.encoder, family.markup)
-        self.header: str = self.template.render([user("x")], generation_prompt=True)
-        """Short prompt that ends with the template's header of an answer."""
+        self.thinking: ThinkingMarks = self._find_thinking()
+        """Marks of the model's thinking, in the form in which the template shows a thought."""
         self.guard = self.template.guard = self._make_guard()
         self._spans = ContentSpans(self.after_answer, self.guard.text)
         self._reader = AnswerReader(self.family, self.template.source, tool_parser, self.header)
@@ -202,6 +204,7 @@ class Renderer:
         between = [self.header, self.template.render([system("x"), user("x")]), self.after_answer([user("x")])]
         with contextlib.suppress(TemplateError):
             between.append(self.after_answer([Message(role="tool", content="x", name="x")]))
+            marks -= (encoder.added_in(between[-1]) & encoder.special_tokens) - encoder.added_in(self.header)
         separators = {token for token in encoder.added_in("".join(between)) if _is_separator(token)}
         control = {token for token in encoder.special_tokens | separators if token.strip()} - marks
         return ContentGuard(
@@ -210,21 +213,26 @@ class Renderer:
             normalize=encoder.normalize if control & encoder.normalized_tokens else None,
         )
 
-    @property
-    def thinking(self) -> ThinkingMarks:
-        """Marks of the model's thinking."""
-        return self.family.thinking
+    def _find_thinking(self) -> ThinkingMarks:
+        """Return the family's marks in the template's form, which differs within a family: GLM 4.5 and 4.7."""
+        marks, thought, text = self.family.thinking, "@@THOUGHT@@", "@@TEXT@@"
+        if self.thinks and not self.family.marks_answers:
+            with contextlib.suppress(TemplateError):
+                answer = Message(role="assistant", content=text, reasoning=thought)
+                shown = self.template.render([user(_BEFORE), answer])
+                return marks.in_form_of(shown, header=self.header, thought=thought, text=text)
+        return marks
 
     @property
     def thinks(self) -> bool:
         """True if answers contain thinking: the template supports it, and it is on or cannot be switched off."""
-        switched_on = self.enable_thinking or self.thinking.always or self.opens_thinking
-        return self.thinking.close in self.template.source and switched_on
+        switched_on = self.enable_thinking or self.family.thinking.always or self.opens_thinking
+        return self.family.thinking.close in self.template.source and switched_on
 
     @property
     def opens_thinking(self) -> bool:
         """True if the template opens the thinking of an answer."""
-        return self.header.rstrip().endswith(self.thinking.open)
+        return self.header.rstrip().endswith(self.family.thinking.open)
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> RenderedTokens:
         """Render the first prompt of a sequence, with the header of the answer.
@@ -330,10 +338,11 @@ class Renderer:
         return self._after_answer(messages, calls=self.results_follow_calls)
 
     def _after_history(self) -> str:
-        """Return the text after an answer that a message follows: OLMo's templates end the last answer differently."""
+        """Return the text after an answer before a message: some templates end the last answer differently, or not."""
         text = self.after_answer(())
         is_end_of_text = bool(self._end_of_text) and text.startswith(self._end_of_text)
-        return self.after_answer([user(_BEFORE)]) if is_end_of_text else text
+        is_header = self.header.endswith(text) and not self.family.ends_open_messages
+        return self.after_answer([user(_BEFORE)]) if is_end_of_text or is_header else text
 
     def _after_answer(self, messages: Sequence[Message], *, calls: bool) -> str:
         """Render the text after an answer; with `calls`, the answer made the calls of the leading tool results."""
@@ -356,11 +365,12 @@ class Renderer:
             )
             for index, message in enumerate(answered)
         ]
-        return Message(role="assistant", content=stand_in, tool_calls=tuple(made))
+        content = "" if made and self.family.text_after_results else stand_in
+        return Message(role="assistant", content=content, tool_calls=tuple(made))
 
     def _after_stand_in(self, text: str, answer: Message) -> str:
         """Return the text after an answer from `_stand_in_answer`."""
-        _, found, after = text.rpartition(answer.text)
+        _, found, after = text.rpartition(answer.text or answer.tool_calls[-1].arguments["value"])
         if not found:
             raise TemplateError("the chat template omits the assistant's content", got=text)
         return after[first_of(after, self._ends()) :] if answer.tool_calls else after
@@ -393,10 +403,12 @@ class Renderer:
         numbered = enumerate(message.tool_calls, start=earlier_calls)
         calls = tuple(replace(call, id=self.call_id(call.name, index)) for index, call in numbered)
         given = self.template.render([user(_BEFORE), replace(message, tool_calls=calls)])
-        if self.opens_thinking and not given.startswith(header):
+        if self.thinking.open in header and not given.startswith(header):
             given = self._with_empty_thought(given)
         text = given.removeprefix(header)
-        end = len(text) if self.boundary.opens_message else max(map(text.rfind, self._ends()))
+        end = max(map(text.rfind, self._ends()))
+        if self.boundary.opens_message and text[end:].strip() not in self._ends():
+            end = len(text)
         if end < 0 and self._end_of_text:
             end = text.rfind(self._end_of_text)
         if not given.startswith(header) or end < 0:
@@ -452,12 +464,15 @@ class Renderer:
         return next((name for name in names if name in shipped), described)
 
     def _with_empty_thought(self, given: str) -> str:
-        """Return the rendering of an answer without thinking, with an empty thought after the header that opens one."""
-        closed = self.thinking.write("", self.header)
-        before = self.header[: self.header.rindex(self.thinking.open)]
+        """Return the rendering of an answer without thinking, with the empty thought that the header opens or has."""
+        before, _, opened = self.header.rpartition(self.thinking.open)
         answer = given.removeprefix(before)
         if not given.startswith(before):
             return given
+        answer = answer.removeprefix(self.thinking.open)
+        if self.thinking.close in opened:
+            return self.header + answer.removeprefix(self.thinking.close)
+        closed = self.thinking.write("", self.header)
         return self.header + (answer if answer.startswith(self.thinking.close) else closed + answer)
 
     def plain_answer(self, text: str, *, thought: str | None = None) -> str:

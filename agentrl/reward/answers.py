@@ -14,7 +14,7 @@ from agentrl.trajectory import Trajectory
 
 _ARTICLE = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
-_BOX = re.compile(r"\\boxed\s*(?=\{)")
+_BOX = re.compile(r"\\(?:boxed|fbox)\s*(?=\{)")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|(?<![\w.])[-+]?\.\d+")
 _MINUS = re.compile(r"-(?=\d)|(?<!\w)-(?=\w)")
@@ -29,7 +29,7 @@ def policy_text(trajectory: Trajectory) -> str:
 
 
 def boxed_answer(text: str) -> str | None:
-    r"""Return the content of the last ``\boxed{…}`` of a text, whose braces may be nested; ``None`` without one.
+    r"""Return the content of the last ``\boxed{…}`` or ``\fbox{…}`` of a text; ``None`` without a complete one.
 
     >>> boxed_answer(r"so \boxed{1} or rather \boxed{\frac{1}{2}}"), boxed_answer(r"\boxed{1")
     ('\\frac{1}{2}', None)
@@ -67,7 +67,7 @@ def without_thinking(text: str) -> str:
 
 def given_answer(trajectory: Trajectory) -> str:
     """Return the answer of an episode: in answer tags or a box of the last turn after its thinking, else its text."""
-    last = without_thinking(trajectory.completions[-1]) if trajectory.completions else ""
+    last = without_thinking(trajectory.final_text)
     for found in (tagged_answer(last), boxed_answer(last)):
         if found is not None:
             return found

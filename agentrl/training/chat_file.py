@@ -178,7 +178,7 @@ def chat_of(row: Row) -> Chat:
         UsageError: the row is not a conversation with an answer.
     """
     values, location = row.values, row.location
-    rows = message_rows(values.get("messages"))
+    rows = message_rows(values.get("messages"), location)
     if not isinstance(rows, list):
         expected = '{"messages": [{"role": …}, …]}'
         raise UsageError(

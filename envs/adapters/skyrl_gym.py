@@ -168,7 +168,7 @@ def tasks(split: str, *, files: str | Mapping[str, str] | None = None, **_option
 
 def _task(row: Row, split: str, number: int) -> Task:
     refuse_media(row.values, row.location)
-    prompt = message_rows(row.values.get("prompt"))
+    prompt = message_rows(row.values.get("prompt"), row.location)
     if not isinstance(prompt, list) or not prompt:
         raise UsageError(f"{row.location} has no prompt", got=repr(prompt)[:80], expected="a list of messages")
     messages = tuple(read_messages(prompt, row.location))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
+from agentrl.reward.answers import boxed_answer
+
 MAX_DIGITS = 60
 _WHOLE = r"(?:\d{1,3}(?:(?:,|\{,\}|\\,)\d{3})+(?!\d)|\d+)"
 _PLAIN = rf"(?:{_WHOLE}(?:\.\d+)?|\.\d+)"
@@ -42,15 +44,16 @@ class NoAnswer(Exception):
 def stated_answer(text: str) -> str | None:
     r"""Return the answer that a text states; ``None`` if it states none.
 
-    The answer is in the last ``\boxed{}`` or ``<answer>`` tag, or else after the last ``####`` or "answer", without
-    reasons and up to the end of the sentence. Without any of these marks, a text that is only a number is the answer.
+    The answer is in the last ``\boxed{}``, ``\fbox{}`` or ``<answer>`` tag, or else after the last ``####`` or
+    "answer", without reasons and up to the end of the sentence. Without any of these marks, a text that is only a
+    number is the answer.
 
     >>> stated_answer(r"So it is \boxed{\frac{3}{4}}."), stated_answer("The answer is 42, because 6 * 7 is.")
     ('\\frac{3}{4}', '42')
     >>> stated_answer("42 apples."), stated_answer("I do not know the answer."), stated_answer("Let me see: 42")
     ('42 apples', None, None)
     """
-    marked = _find_boxed(text) or _find_tagged(text)
+    marked = boxed_answer(text) or _find_tagged(text)
     if marked is not None:
         return marked.strip() or None
     plain = _without_typesetting(text)
@@ -101,18 +104,6 @@ def same_answer(answer: str, right: str) -> bool:
     if number is not None:
         return number_of(answer) == number
     return _plain(answer) == _plain(right)
-
-
-def _find_boxed(text: str) -> str | None:
-    start = text.rfind("\\boxed{")
-    if start < 0:
-        return None
-    depth, begin = 1, start + len("\\boxed{")
-    for end in range(begin, len(text)):
-        depth += {"{": 1, "}": -1}.get(text[end], 0)
-        if not depth:
-            return text[begin:end]
-    return None
 
 
 def _find_tagged(text: str) -> str | None:

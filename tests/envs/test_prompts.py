@@ -107,6 +107,16 @@ def test_a_prompt_of_json_text_is_a_conversation_only_if_it_holds_messages(workp
     assert [(task.messages, task.prompt) for task in list(found)[1:]] == [((), text) for text in texts[1:]]
 
 
+def test_messages_of_a_csv_file_are_a_conversation_or_an_error(workplace: Path) -> None:
+    rows = [{"content": "Be brief.", "role": "system"}, {"content": "3 + 4?", "role": "user"}]
+    (task,) = tasks_of(written(workplace, {"prompt": str(rows)}))
+    assert task.messages == (system("Be brief."), user("3 + 4?"))
+    joined = "\n ".join(map(str, rows))
+    for text in (f"[{joined}]", f"array([{rows[0]},\n {rows[1]}], dtype=object)"):
+        with pytest.raises(UsageError, match=r"line 1 has messages as text that is neither JSON nor Python.*Parquet"):
+            tasks_of(written(workplace, {"prompt": text}))
+
+
 def test_nulls_of_merged_data_sets_are_columns_of_other_rows(workplace: Path) -> None:
     rows = [
         {"prompt": "a", "ground_truth": "1", "id": None},

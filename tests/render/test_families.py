@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 
 import pytest
-from support.tokenizers import build_tokenizer
+from support.tokenizers import OTHER_TEMPLATES, TOKENIZER_FAMILIES, build_tokenizer, build_with_other_template
 
 from agentrl.engine import Generation, StopReason
 from agentrl.errors import TemplateError
 from agentrl.message import Message, ToolCall, system, tool_result, user
 from agentrl.render.check import check_template
 from agentrl.render.conversation import LedgerConversation
-from agentrl.render.renderer import Renderer
+from agentrl.render.renderer import OmittedText, Renderer
 from agentrl.trajectory import Source, Trajectory
 
 TOOL = {
@@ -26,6 +27,7 @@ TOOL = {
 FAMILIES = {
     "mistral": "mistral",
     "mistral_v3": "mistral",
+    "gemma4": "gemma4",
     "glm": "glm",
     "deepseek_v3": "deepseek_v3",
     "deepseek_v3.1": "deepseek_v3.1",
@@ -69,6 +71,14 @@ CALLS = {
             ("TEMPLATE", '[TOOL_RESULTS] {"content": '),
             ("OBSERVATION", "dark"),
             ("TEMPLATE", ', "call_id": "call00001"}[/TOOL_RESULTS]'),
+        ],
+    ),
+    "gemma4": (
+        '<|tool_call>call:look{direction:<|"|>north<|"|>}<tool_call|><|tool_response>',
+        [
+            ("TEMPLATE", 'response:look{value:<|"|>'),
+            ("OBSERVATION", "dark"),
+            ("TEMPLATE", '<|"|>}<tool_response|>'),
         ],
     ),
     "glm": (
@@ -166,7 +176,7 @@ def test_tool_results_can_be_appended(renderer_of, family: str) -> None:
     check_template(renderer_of(family), roles=("tool",), tools=[TOOL])
 
 
-@pytest.mark.parametrize("family", ["glm", "deepseek_v3.2", "kimi_k2_thinking", "gpt_oss", "minimax_m2"])
+@pytest.mark.parametrize("family", ["gemma4", "glm", "deepseek_v3.2", "kimi_k2_thinking", "gpt_oss", "minimax_m2"])
 def test_thinking_is_kept_between_tool_results_and_dropped_once_a_user_speaks(renderer_of, family: str) -> None:
     renderer = renderer_of(family, enable_thinking=True)
     check_template(renderer, roles=("tool",), tools=[TOOL])
@@ -182,7 +192,9 @@ def test_families_that_always_think_are_refused_where_their_thinking_is_dropped(
     assert "step_independent" in str(caught.value)
 
 
-@pytest.mark.parametrize("family", ["mistral", "glm", "deepseek_v3", "deepseek_v3.1", "deepseek_v3.2", "kimi_k2"])
+@pytest.mark.parametrize(
+    "family", ["mistral", "gemma4", "glm", "deepseek_v3", "deepseek_v3.1", "deepseek_v3.2", "kimi_k2"]
+)
 def test_plain_conversations_can_be_appended(renderer_of, family: str) -> None:
     check_template(renderer_of(family))
 
@@ -196,6 +208,7 @@ def test_a_system_prompt_that_moves_is_refused(renderer_of) -> None:
     ("family", "thinks", "text", "reasoning", "content"),
     [
         ("glm", True, "\n<think>Hm.</think>\ngo", "Hm.", "go"),
+        ("gemma4", True, "<|channel>thought\nHm.\n<channel|>go", "Hm.", "go"),
         ("deepseek_v3.1", True, "Hm.</think>go", "Hm.", "go"),
         ("deepseek_v3.2", True, "Hm.</think>go", "Hm.", "go"),
         ("kimi_k2_thinking", True, "<think>Hm.</think>go", "Hm.", "go"),
@@ -240,6 +253,7 @@ def test_unfinished_answers_are_problems(renderer_of, family: str, text: str, pr
     ("family", "stops", "call_end", "plain_end"),
     [
         ("glm", {"<|user|>", "<|observation|>", "<|endoftext|>"}, "<|observation|>", "<|user|>"),
+        ("gemma4", {"<turn|>", "<|tool_response>", "<eos>"}, "<|tool_response>", "<turn|>"),
         ("gpt_oss", {"<|return|>", "<|call|>", "<|endoftext|>"}, "<|call|>", "<|return|>"),
         ("kimi_k2", {"<|im_end|>", "[EOS]"}, "<|im_end|>", "<|im_end|>"),
         ("minimax_m2", {"[e~["}, "[e~[", "[e~["),
@@ -326,3 +340,81 @@ def test_a_template_that_ends_the_last_answer_with_the_end_of_text() -> None:
     assert renderer.encoder.decode(ids) == "Yes.<|im_end|>"
     after = renderer.suffix([user("And you?")], last_id=ids[-1])
     assert renderer.encoder.decode(after.ids) == "\n<|im_start|>user\nAnd you?<|im_end|>\n<|im_start|>assistant\n"
+
+
+APERTUS = """{%- set ns = namespace(open=false) %}
+{%- for message in messages %}
+{%- if message['role'] == 'assistant' %}
+{{- ('' if ns.open else '<|im_start|>assistant\\n') + message['content'] }}{% set ns.open = true %}
+{%- else %}
+{{- '<|im_end|>' if ns.open else '' }}{% set ns.open = false %}
+{{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}
+{%- endif %}
+{%- endfor %}
+{{- '<|im_start|>assistant\\n' if add_generation_prompt else '' }}"""
+"""Apertus: an answer ends only before the next message."""
+
+
+def test_a_template_that_ends_answers_only_before_a_message() -> None:
+    tokenizer = build_tokenizer("qwen2.5")
+    tokenizer.chat_template = APERTUS
+    renderer = Renderer(tokenizer)
+    assert renderer.encoder.decode([renderer.boundary.end_id]) == "<|im_end|>"
+    ids = renderer.demonstration("Yes.")
+    after = renderer.suffix([user("And you?")], last_id=ids[-1])
+    whole = renderer.template.render([user("Sure?"), Message(role="assistant", content="Yes."), user("And you?")])
+    assert (
+        renderer.encoder.decode([*renderer.prompt([user("Sure?")]).ids, *ids, *after.ids])
+        == whole + renderer.header[-len("<|im_start|>assistant\n") :]
+    )
+
+
+@pytest.mark.parametrize("name", [*TOKENIZER_FAMILIES, *OTHER_TEMPLATES])
+def test_a_thought_is_written_as_the_template_shows_it(name: str) -> None:
+    tokenizer = build_with_other_template(name) if name in OTHER_TEMPLATES else build_tokenizer(name)
+    renderer = Renderer(tokenizer, enable_thinking=True)
+    if not renderer.thinks or renderer.family.marks_answers:
+        return
+    with contextlib.suppress(OmittedText):
+        answer = Message(role="assistant", content="go", reasoning="Hm.")
+        assert renderer.plain_answer("go", thought="Hm.") == renderer.answer_text(answer)
+    if renderer.opens_thinking:
+        assert renderer.thinking.open not in renderer.plain_answer("go", thought="Hm.")
+
+
+CLOSED_THOUGHT = """{%- for message in messages %}
+{{- '<|im_start|>' + message['role'] + '\\n' }}
+{%- if message['role'] == 'assistant' and not message['content'] %}{{- EMPTY }}{% endif %}
+{{- message['content'] }}
+{%- for call in message['tool_calls'] or () %}
+{{- '<tool_call>\\n' + (call['function'] | tojson) + '\\n</tool_call>' }}
+{%- endfor %}
+{{- '<|im_end|>\\n' }}
+{%- endfor %}
+{{- '<|im_start|>assistant\\n' + HEADER if add_generation_prompt else '' }}"""
+
+
+@pytest.mark.parametrize(
+    ("header", "empty", "written"),
+    [
+        ("<think>\\n</think>", "", "<tool_call>"),  # QwQ
+        ("<think>\\n", "<think></think>\\n", "</think>\n<tool_call>"),  # Nemotron 3
+        ("<think>", "</think>", "</think><tool_call>"),
+        ("<think></think>", "</think>\\n", "\n<tool_call>"),
+    ],
+)
+def test_a_call_after_a_header_with_thinking_that_past_answers_lack(header: str, empty: str, written: str) -> None:
+    tokenizer = build_tokenizer("qwen3")
+    tokenizer.chat_template = CLOSED_THOUGHT.replace("HEADER", f"'{header}'").replace("EMPTY", f"'{empty}'")
+    renderer = Renderer(tokenizer)
+    text = renderer.answer_text(Message(role="assistant", tool_calls=(LOOK,)))
+    assert text.startswith(written)
+    assert (renderer.header + text).count("</think>") == 1
+
+
+def test_a_template_whose_calls_end_with_the_head_of_the_next_message() -> None:
+    renderer = Renderer(build_with_other_template("glm45_training"))
+    check_template(renderer, roles=("tool",), tools=[TOOL])
+    ids = renderer.demonstration(renderer.answer_text(Message(role="assistant", tool_calls=(LOOK,))))
+    assert renderer.encoder.decode(ids).endswith("</tool_call><|observation|>")
+    assert renderer.encoder.decode(ids).count("<|observation|>") == 1

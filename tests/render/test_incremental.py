@@ -23,6 +23,7 @@ ROLES: dict[str, tuple[Role, ...]] = {
     "qwen3_coder": ("user", "tool"),
     "llama3": ("user", "tool"),
     "gemma": ("user",),
+    "gemma4": ("user", "tool"),
     "mistral": ("user", "tool"),
     "mistral_v3": ("user", "tool"),
     "glm": ("user", "tool"),

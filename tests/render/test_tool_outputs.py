@@ -25,6 +25,7 @@ PARSERS = {
     "deepseek_v3": "deepseek_v3",
     "deepseek_v3.1": "deepseek_v31",
     "deepseek_v3.2": "deepseek_v32",
+    "gemma4": "gemma4",
     "kimi_k2": "kimi_k2",
     "gpt_oss": "harmony",
     "minimax_m2": "minimax_m2",
@@ -92,6 +93,7 @@ PIECES = [
     *('<｜DSML｜parameter name="count" string="false">', "</｜DSML｜parameter>", "<minimax:tool_call>"),
     *("</minimax:tool_call>", '<invoke name="put">', "</invoke>", '<parameter name="count">', "</parameter>", "1"),
     *("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>", "<|tool_call_end|>"),
+    *("<|tool_call>call:put{", "<tool_call|>", '<|"|>', "count:", "what:", "null"),
     *("functions.look:0", "<|tool_call_argument_begin|>", "<|channel|>", "<|message|>", "<|call|>", "<|start|>"),
     *("commentary to=functions.put", "analysis", "final", "<|end|>", "[put(count=", "look()", "1e999", "9" * 5000),
 ]

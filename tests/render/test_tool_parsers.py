@@ -292,3 +292,29 @@ def test_text_around_calls_stays_and_text_of_broken_calls_goes(
 def test_values_that_are_no_json_are_refused(written: str) -> None:
     (problem,) = lookup(Kind.TOOL_PARSER, "pythonic")(f"[put(what={written})]", TOOLS).problems
     assert problem.startswith("The arguments of put (tool call 1) cannot be written as JSON")
+
+
+@pytest.mark.parametrize(
+    ("written", "arguments"),
+    [
+        ('text:<|"|>say <|"|>hi<|"|>, then go<|"|>,count:1', {"text": 'say "hi", then go', "count": 1}),  # vllm#48678
+        ('text:<|"|>f(<|"|><|"|><|"|>x<|"|><|"|><|"|>)<|"|>,count:1', {"text": 'f("""x""")', "count": 1}),
+        ('text:<|"|>She said "hello" loudly<|"|>', {"text": 'She said "hello" loudly'}),  # vllm#39069
+        ('refs:["a", \'b\'],opts:{"mode": "fast"}', {"refs": ["a", "b"], "opts": {"mode": "fast"}}),  # vllm#51284
+        ('refs:[<|"|>a<|"|>,<|"|>b}<|"|>],on:true,no:null', {"refs": ["a", "b}"], "on": True, "no": None}),
+    ],
+)
+def test_texts_in_calls_of_gemma(written: str, arguments: dict[str, object]) -> None:
+    parse = lookup(Kind.TOOL_PARSER, "gemma4")
+    parsed = parse(f"Hm.<|tool_call>call:look{{{written}}}<tool_call|>", {"look": {}})
+    assert (parsed.content, [dict(call.arguments) for call in parsed.calls]) == ("Hm.", [arguments])
+
+
+@pytest.mark.parametrize(
+    "body", ["look(where=1)", "look", "look{text", "look{text:}", 'look{text:<|"|>a}', "look{a:1,a:2}"]
+)
+def test_calls_of_gemma_that_cannot_be_read_do_not_swallow_the_next(body: str) -> None:  # vllm#53642
+    parse = lookup(Kind.TOOL_PARSER, "gemma4")
+    parsed = parse(f"<|tool_call>call:{body}<tool_call|><|tool_call>call:look{{}}<tool_call|>", {"look": {}})
+    assert [dict(call.arguments) for call in parsed.calls] == [{}]
+    assert len(parsed.problems) == 1

@@ -4,11 +4,13 @@ import json
 import math
 
 import pytest
+from support.tokenizers import build_tokenizer
 
 from agentrl.config.environment import AgentConfig
 from agentrl.errors import Outcome
 from agentrl.message import Message, ToolCall
 from agentrl.registry import PLUGINS, Kind, lookup
+from agentrl.render.renderer import Renderer
 from agentrl.rollout.env_workers import ThreadWorker
 from agentrl.rollout.reward_functions import find_reward
 from agentrl.task import Task
@@ -75,6 +77,7 @@ PROGRAM = f"{THOUGHT}<answer>\n```python\npass\n```\n</answer>"
         ("solved", episode(r"<think>\boxed{5}</think> \boxed{6}"), "6", {}, 1.0),
         ("solved", episode(r"<think>Perhaps \boxed{5}"), "5", {}, 0.0),  # PrimeIntellect-ai/verifiers#213
         ("solved", episode(r"<think>\boxed{5}?</think> It is 6."), "5", {}, 0.0),  # TinyZero#120
+        ("solved", episode(r"\boxed{5} or rather \fbox{6}"), "6", {}, 1.0),  # THUDM/slime#2150
         ("solved", episode(r"\boxed{-5}"), "5", {}, 0.0),  # allenai/open-instruct#1530
         ("solved", episode(r"\boxed{1.5}"), "15", {}, 0.0),
         ("solved", episode(r"\boxed{3/4}"), "34", {}, 0.0),
@@ -240,3 +243,22 @@ SEEN = rf"<description>a square</description>{THOUGHT}\boxed{{4}}"
 )
 def test_an_answer_from_the_policys_own_description_counts_in_full(trajectory, expected):
     assert value("vision_sr1", trajectory, "4") == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("family", "text", "expected"),
+    [
+        ("mistral", r"[THINK]Perhaps \boxed{5}[/THINK]I do not know.", 0.0),
+        ("mistral", r"[THINK]Perhaps \boxed{5}", 0.0),
+        ("mistral", r"[THINK]Perhaps \boxed{6}[/THINK]It is \boxed{5}.", 1.0),
+        ("gpt_oss", r"<|channel|>analysis<|message|>Perhaps \boxed{5}<|end|>", 0.0),
+        ("gpt_oss", r"<|channel|>final<|message|>\boxed{5}<|return|>", 1.0),
+        ("deepseek_v3.1", r"Perhaps \boxed{5}", 0.0),
+    ],
+)
+def test_answers_in_the_thinking_of_any_family_do_not_count(family: str, text: str, expected: float) -> None:
+    renderer = Renderer(build_tokenizer(family), enable_thinking=True)
+    answer = renderer.read(renderer.encoder.encode(text))
+    trajectory = episode(answer.raw_text)
+    trajectory.answers[:] = [answer.message]
+    assert value("solved", trajectory, "5") == expected

@@ -425,3 +425,65 @@ QWEN25_VL = r"""
 {{- '<|im_start|>assistant\n' if add_generation_prompt else '' }}
 """
 """Qwen2.5-VL: a default system message, a placeholder for each image, and no tools."""
+
+GEMMA4 = r"""
+{%- macro value(argument) -%}
+{%- if argument is string -%}<|"|>{{ argument }}<|"|>
+{%- elif argument is boolean -%}{{ 'true' if argument else 'false' }}
+{%- elif argument is mapping -%}{ {{- pairs(argument) -}} }
+{%- elif argument is sequence -%}
+[{%- for item in argument -%}{{ value(item) }}{{ ',' if not loop.last }}{%- endfor -%}]
+{%- else -%}{{ argument }}{%- endif -%}
+{%- endmacro -%}
+{%- macro pairs(arguments) -%}
+{%- for key, item in arguments | dictsort -%}{{ key }}:{{ value(item) }}{{ ',' if not loop.last }}{%- endfor -%}
+{%- endmacro -%}
+{{- bos_token -}}
+{%- set opened = messages[0].role == 'system' -%}
+{%- if enable_thinking or tools or opened -%}
+{{- '<|turn>system\n' + ('<|think|>\n' if enable_thinking else '') -}}
+{{- messages[0].content | trim if opened else '' -}}
+{%- for tool in tools or () -%}
+<|tool>declaration:{{ tool.function.name }}{ {{- pairs(tool.function.parameters) -}} }<tool|>
+{%- endfor -%}
+{{- '<turn|>\n' -}}
+{%- endif -%}
+{%- set rows = messages[1:] if opened else messages -%}
+{%- set ns = namespace(user=-1, last='', turn='') -%}
+{%- for row in rows -%}{%- if row.role == 'user' -%}{%- set ns.user = loop.index0 -%}{%- endif -%}{%- endfor -%}
+{%- for row in rows -%}
+{%- if row.role != 'tool' -%}
+{%- set ns.last = '' -%}
+{%- if row.role != 'assistant' or ns.turn != 'assistant' -%}
+{{- '<|turn>' + ('model' if row.role == 'assistant' else row.role) + '\n' -}}
+{%- endif -%}
+{%- set ns.turn = row.role -%}
+{%- if row.reasoning_content and row.tool_calls and loop.index0 > ns.user -%}
+{{- '<|channel>thought\n' + row.reasoning_content + '\n<channel|>' -}}
+{%- endif -%}
+{%- for call in row.tool_calls or () -%}
+{{- '<|tool_call>call:' + call.function.name }}{ {{- pairs(call.function.arguments) -}} }<tool_call|>
+{%- set ns.last = 'call' -%}
+{%- endfor -%}
+{%- if row.tool_calls -%}
+{%- set scan = namespace(open=true) -%}
+{%- for result in rows[loop.index0 + 1:] -%}
+{%- set scan.open = scan.open and result.role == 'tool' -%}
+{%- if scan.open -%}
+<|tool_response>response:{{ result.name }}{value:{{ value(result.content) }}}<tool_response|>
+{%- set ns.last = 'result' -%}
+{%- endif -%}
+{%- endfor -%}
+{%- endif -%}
+{{- row.content | trim -}}
+{%- if ns.last == 'call' -%}<|tool_response>
+{%- elif ns.last != 'result' or row.content -%}{{- '<turn|>\n' -}}
+{%- endif -%}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt and not ns.last -%}
+{{- '<|turn>model\n' + ('' if enable_thinking else '<|channel>thought\n<channel|>') -}}
+{%- endif -%}
+"""
+"""Gemma 4: results continue the model's turn, the text of an answer with calls comes after their results, and a final
+answer's thinking is left out."""

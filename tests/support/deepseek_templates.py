@@ -353,3 +353,6 @@ if value is string else (value | tojson(ensure_ascii=False)) }}</{{ dsml_token }
 {%- endfor -%}
 """
 """Tags marked as DSML, each argument with its kind; a block of results is closed after as many as there were calls."""
+
+DEEPSEEK_V4 = DEEPSEEK_V32.replace("}}function_calls>", "}}tool_calls>")
+"""The calls of DeepSeek V4, which differ from those of V3.2 in the name of the tag around them."""

@@ -100,6 +100,23 @@ Write a call like this:
 """
 """Roles as special tokens and no end of turn; arguments must be a mapping; earlier thinking is dropped."""
 
+GLM47 = (
+    GLM45.replace(r"{{ '\n<think>' + reasoning", r"{{ '<think>' + reasoning")
+    .replace(r"{{ '\n<think></think>' }}", "{{ '</think>' }}")
+    .replace(r"{{ '\n' + content.strip() }}", "{{ content.strip() }}")
+    .replace(r"{{- '\n<think></think>' if", "{{- '</think>' if")
+    .replace("enable_thinking) else '' -}}\n{%- endif -%}", "enable_thinking) else '<think>' -}}\n{%- endif -%}")
+)
+"""The header of an answer opens its thinking or closes it, and there are no newlines around a thought."""
+GLM45_TRAINING = GLM45.replace("</tool_call>{% endfor %}", "</tool_call>{% endfor %}<|observation|>").replace(
+    """{%- if loop.first or (messages[loop.index0 - 1].role != "tool") %}
+{{- '<|observation|>' }}
+{%- endif %}
+""",
+    "",
+)
+"""As for training with TRL: an answer with calls ends with the head of the next message."""
+
 KIMI_K2_FIRST = r"""
 {%- if tools -%}
 {{- '<|im_system|>tool_declare<|im_middle|>' -}}

@@ -16,6 +16,7 @@ from support import mistral_templates as mistral
 from support.chat_templates import (
     GEMMA,
     GEMMA3,
+    GEMMA4,
     LLAMA3,
     LLAMA3_FIRST,
     QWEN3,
@@ -106,6 +107,15 @@ TOKENIZER_FAMILIES: Mapping[str, TokenizerFamily] = {
     "gemma": TokenizerFamily(
         chat_template=GEMMA,
         special=("<pad>", "<eos>", "<bos>", "<start_of_turn>", "<end_of_turn>"),
+        eos="<eos>",
+        bos="<bos>",
+    ),
+    "gemma4": TokenizerFamily(
+        chat_template=GEMMA4,
+        special=(
+            *("<pad>", "<eos>", "<bos>", "<|turn>", "<turn|>", "<|think|>", "<|channel>", "<channel|>", "<|tool>"),
+            *("<tool|>", "<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>", '<|"|>'),
+        ),
         eos="<eos>",
         bos="<bos>",
     ),
@@ -284,6 +294,9 @@ OTHER_TEMPLATES: Mapping[str, tuple[str, str]] = {
     "deepseek_r1": ("deepseek_v3", deepseek.DEEPSEEK_R1),
     "deepseek_v3_joined": ("deepseek_v3", deepseek.DEEPSEEK_V3_JOINED),
     "deepseek_v3.1_joined": ("deepseek_v3.1", deepseek.DEEPSEEK_V31_JOINED),
+    "deepseek_v4": ("deepseek_v3.2", deepseek.DEEPSEEK_V4),
+    "glm47": ("glm", templates.GLM47),
+    "glm45_training": ("glm", templates.GLM45_TRAINING),
     "kimi_k2_first": ("kimi_k2", templates.KIMI_K2_FIRST),
     "llama4_json": ("llama4", templates.LLAMA4_JSON),
 }

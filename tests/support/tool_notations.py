@@ -114,6 +114,19 @@ _MINIMAX_PARAMETER = '<parameter name="%KEY">%VALUE</parameter>'
 _THOUGHT = "<|channel|>analysis<|message|>I think.<|end|>"
 _HARMONY_CALL = "<|start|>assistant<|channel|>commentary to=functions.%NAME <|constrain|>json<|message|>%ARGS<|call|>"
 
+
+def _gemma(arguments: Mapping[str, Any]) -> str:
+    return ",".join(f"{key}:{_gemma_value(value)}" for key, value in arguments.items())
+
+
+def _gemma_value(value: Any) -> str:
+    if isinstance(value, str):
+        return f'<|"|>{value}<|"|>'
+    if isinstance(value, Mapping):
+        return f"{{{_gemma(value)}}}"
+    return f"[{','.join(map(_gemma_value, value))}]" if isinstance(value, list) else json.dumps(value)
+
+
 NOTATIONS: Mapping[str, Notation] = {
     "hermes": Notation(
         write_calls=_each('<tool_call>\n{"name": "%NAME", "arguments": %ARGS}\n</tool_call>', "\n"),
@@ -200,6 +213,13 @@ NOTATIONS: Mapping[str, Notation] = {
         joint="\n\n",
         before="{}\n\n",
         after_text="\n\n{}",
+    ),
+    "gemma4": Notation(
+        write_calls=_each("<|tool_call>call:%NAME{%ARGS}<tool_call|>", "", "{}"),
+        write_arguments=_gemma,
+        closing="<tool_call|>",
+        broken_arguments='what:<|"|>{}',
+        mistyped_arguments="count:{}",
     ),
     "kimi_k2": Notation(
         write_calls=_each(

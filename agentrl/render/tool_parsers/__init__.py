@@ -30,6 +30,7 @@ REPAIRS: Mapping[str, str] = {
     "glm": "agentrl.render.tool_parsers.xml_calls:repair_glm",
     "minimax_m2": "agentrl.render.tool_parsers.xml_calls:repair_minimax_m2",
     "deepseek_v32": "agentrl.render.tool_parsers.xml_calls:repair_deepseek_v32",
+    "deepseek_v4": "agentrl.render.tool_parsers.xml_calls:repair_deepseek_v4",
     "deepseek_v3": "agentrl.render.tool_parsers.deepseek:repair_v3",
     "deepseek_v31": "agentrl.render.tool_parsers.deepseek:repair_v31",
     "kimi_k2": "agentrl.render.tool_parsers.deepseek:repair_kimi_k2",

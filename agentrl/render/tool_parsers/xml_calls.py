@@ -336,9 +336,9 @@ def _read_parameters(body: str, name: str, tools: ToolSchemas, number: int) -> d
 
 
 parse_minimax_m2 = InvokeTagParser(InvokeMarks(block="minimax:tool_call"))
-parse_deepseek_v32 = InvokeTagParser(
-    InvokeMarks(block="function_calls", prefix="｜DSML｜", string=' string="true|false"')
-)
+_DSML = InvokeMarks(block="function_calls", prefix="｜DSML｜", string=' string="true|false"')
+parse_deepseek_v32 = InvokeTagParser(_DSML)
+parse_deepseek_v4 = InvokeTagParser(replace(_DSML, block="tool_calls"))
 
 
 def _complete_tags(
@@ -365,3 +365,4 @@ repair_qwen3_coder = partial(
 repair_glm = partial(_complete_tags, parse_glm, GLM_FORM, "</arg_value>\n</tool_call>")
 repair_minimax_m2 = partial(_complete_tags, parse_minimax_m2, parse_minimax_m2.form, parse_minimax_m2.ending)
 repair_deepseek_v32 = partial(_complete_tags, parse_deepseek_v32, parse_deepseek_v32.form, parse_deepseek_v32.ending)
+repair_deepseek_v4 = partial(_complete_tags, parse_deepseek_v4, parse_deepseek_v4.form, parse_deepseek_v4.ending)
