@@ -96,7 +96,7 @@ async def check_folder(places: Places, acted: Sandbox, task: FolderTask) -> Verd
             await fresh.restore(left)
         except SandboxFileError as error:
             return Verdict(problems=(str(error),))
-        await places.unpack(fresh)
+        await places.unpack(fresh, task)
         hidden = hidden_folder(fresh, places)
         result = await _run_script(fresh, places, task, hidden)
         rewards = await _rewards(fresh, f"{hidden}{LOGS}/verifier", task)
