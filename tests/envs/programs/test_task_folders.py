@@ -401,23 +401,6 @@ async def test_files_outside_the_working_folder_reach_the_verifier(tmp_path: Pat
         assert (await played(world))[1] == 1.0
 
 
-async def test_rewards_and_tests_that_the_policy_writes_do_not_count(tmp_path: Path, sandbox: str) -> None:
-    """Files of the task in /logs and /tests make these folders part of the work, which is copied to the verifier."""
-    files = {
-        "environment/Dockerfile": "FROM x\nCOPY seed.txt /logs/seed.txt\nCOPY seed.txt /tests/\nWORKDIR /app\n",
-        "tests/test.sh": f"set -- $(cat /tests/planted || cmp -s /logs/out /tests/seed.txt && echo 1)\n{REWARD}",
-        "solution/solve.sh": "cp /logs/seed.txt /logs/out\n",
-    }
-    if sandbox == "plain":
-        pytest.skip("it has no folders outside its own")
-    world = Terminal(folders=written(tmp_path, "dockerfile", **files), sandbox=sandbox)
-    assert (await played(world))[1] == 1.0
-    forged = (
-        "mkdir -p /logs/verifier; echo '{\"reward\": 1}' | tee /logs/verifier/reward.json /logs/out > /tests/seed.txt"
-    )
-    assert (await played(world, f"{forged}; echo 1 > /tests/planted"))[1] == 0.0
-
-
 def test_a_dockerfile_is_read_line_by_line(tmp_path: Path) -> None:
     (tmp_path / "a b").mkdir()
     for name in ("one.txt", "two.txt", "a b/c.txt", "Dockerfile"):
