@@ -515,8 +515,8 @@ def _become(request: dict[str, Any], settings: dict[str, Any], pipes: tuple[int,
         if "filters" in settings:
             _filter(settings["filters"][os.uname().machine])
         os.umask(0o022)
-        os.chdir(settings["folder"])
-        os.chdir(request["cwd"])
+        if request["cwd"] != settings["folder"]:  # else it is this folder, even if commands may no longer enter it
+            os.chdir(request["cwd"])
         code = _run(request)
     except FileNotFoundError as error:
         code = NOT_FOUND
@@ -585,4 +585,5 @@ def main(settings: dict[str, Any]) -> NoReturn:
     if "filters" in settings and os.uname().machine not in settings["filters"]:
         os.write(2, f"no seccomp filter for {os.uname().machine}".encode())
         os._exit(1)
+    os.chdir(settings["folder"])
     Supervisor(settings).serve()

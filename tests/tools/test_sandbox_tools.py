@@ -27,6 +27,18 @@ async def test_an_interpreter_that_is_lost_is_started_again_and_the_policy_is_to
         assert "NameError" in await tools.text("python", code="x")
 
 
+async def test_a_policy_that_closes_its_folder_can_open_it_again(desk):
+    async with desk("local", timeout_s=300.0) as tools:
+        await tools.text("bash", command="chmod 000 .")
+        assert await tools.text("bash", command="ls; echo here") == (
+            "ls: cannot open directory '.': Permission denied\nhere\n"
+        )
+        lost = await tools.call("python", code="import os; os._exit(3)")
+        assert lost.result.text.startswith("The interpreter ended with exit code 3.")
+        assert await tools.text("python", code="6 * 7") == "42\n"
+        assert await tools.text("bash", command="chmod 755 /work; ls -a") == ".\n..\n"
+
+
 @pytest.mark.slow
 async def test_shell_commands_say_how_they_ended(desk):
     async with desk("local", timeout_s=2.5) as tools:
