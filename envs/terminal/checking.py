@@ -135,9 +135,9 @@ def _has_passed(result: ExecResult, task: FolderTask) -> bool:
     """Return True if the tests passed, by pytest's summary if present: ``pytest | tee`` hides exit codes."""
     if task.reads_pytest:
         output = without_colours(result.stdout.decode(errors="replace"))
-        summary = output.rpartition("short test summary info")[2]
+        _, title, summary = output.rpartition("short test summary info")
         found = _RESULT.findall(summary)
-        if found:
+        if title and found:
             return not result.timed_out and set(found) <= {"PASSED", "XFAIL", "SKIPPED"} and "PASSED" in found
     return result.is_success
 
