@@ -20,10 +20,13 @@ async def bash(command: str, *, sandbox: Sandbox, context: ToolContext) -> ToolR
     """
     limits = Limits(seconds=SHARE * context.timeout_s, output_bytes=OUTPUT_BYTES)
     ended = await sandbox.exec(["/bin/sh", "-c", _ONE_STREAM, command], limits=limits)
-    text = ended.stdout.decode(errors="replace")
-    notes = []
+    output = ended.stdout + ended.stderr  # standard error says why the shell itself did not start
+    text = output.decode(errors="replace")
     if ended.truncated:
-        notes.append("[the output was cut]")
+        middle = len(ended.stdout) // 2
+        begin, end = output[:middle].decode(errors="replace"), output[middle:].decode(errors="replace")
+        text = f"{begin}\n[the middle of the output was cut]\n{end}"
+    notes = []
     if ended.timed_out:
         notes.append(f"[killed after {SHARE * context.timeout_s:g} s]")
     elif ended.out_of_memory:

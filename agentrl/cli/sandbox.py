@@ -76,7 +76,7 @@ def run(
         stream.flush()
     endings = (
         (result.timed_out, f"killed after {result.seconds:.1f} s"),
-        (result.truncated, "output beyond the limit was dropped"),
+        (result.truncated, "the middle of the output was dropped (limits.output_bytes)"),
         (result.out_of_memory, "out of memory"),
     )
     notices = [what for holds, what in endings if holds]

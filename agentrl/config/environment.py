@@ -387,7 +387,8 @@ class AgentConfig(Section):
     max_answer_tokens: int = Field(256, ge=1)
     """Maximum number of tokens in an answer."""
     max_observation_tokens: int = Field(2048, ge=1)
-    """Maximum number of tokens in an observation; a longer one is cut, with a visible mark."""
+    """Maximum number of tokens in an observation; a longer one loses its end, and the result of a tool its middle,
+    with a visible mark."""
     max_tokens: int = Field(16384, ge=1)
     """Maximum number of tokens in a sequence, prompt and answers together; the engine's context limit still applies."""
     max_seconds: float | None = Field(None, gt=0)

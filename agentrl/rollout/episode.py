@@ -44,6 +44,7 @@ from agentrl.remote.env_methods import (
     STEP,
     StepReply,
 )
+from agentrl.render.chat_template import CUT_MARK
 from agentrl.rollout.env_pool import EnvHandle
 from agentrl.rollout.policies import EpisodePolicy
 from agentrl.rollout.tools import CallTool, EpisodeTools, ToolCallResult, batches, gather_in_order
@@ -304,7 +305,7 @@ class RuntimeEpisode(Episode):
             if self._has_state_keys:
                 self.turns.state_key = await self.environment.call(STATE_KEY)
         whole = result.content if self._policy.reads_images else result.text
-        shown = self._cut(whole, None if called.tool is None else called.tool.rules.max_tokens)
+        shown = self._cut_result(whole, None if called.tool is None else called.tool.rules.max_tokens)
         if called.tool is not None and shown != whole:
             self.turns.add_metric(f"tool/{call.name}/cut", 1)
         return tool_result(call, shown)
@@ -439,12 +440,27 @@ class RuntimeEpisode(Episode):
         shortened = self._cut_text(text, max_tokens)
         if shortened == text:
             return content
-        same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(text, shortened, strict=False))
-        return _cut_parts(content, shortened, kept=sum(1 for _ in same))
+        return _cut_parts(content, shortened, kept=_common_length(text, shortened))
 
     def _cut_text(self, text: str, max_tokens: int | None = None) -> str:
         most = self.turns.limits.max_observation_tokens
         return self._policy.cut(text, most if max_tokens is None else min(most, max_tokens))
+
+    def _cut_result(self, content: Content, max_tokens: int | None) -> Content:
+        """Cut a tool's result; a text loses its middle, because errors, summaries and exit codes are at the end."""
+        if not isinstance(content, str):
+            return self._cut(content, max_tokens)
+        shortened = self._cut_text(content, max_tokens)
+        if shortened == content:
+            return content
+        size = _common_length(content, shortened) // 2
+        begin = content[:size]
+        while size:
+            shown = f"{begin}{CUT_MARK.format(len(content) - len(begin) - size)}\n{content[-size:]}"
+            if self._cut_text(shown, max_tokens) == shown:
+                return shown
+            size = size * 7 // 8
+        return shortened
 
     def _add_component(self, name: str, value: float) -> None:
         components = self.turns.trajectory.reward_components
@@ -522,6 +538,12 @@ def outcome_of(result: StepResult | None) -> Outcome:
     """Return the outcome of an episode whose latest step returned `result`."""
     truncated = result is not None and result.truncated and not result.terminated
     return Outcome.TRUNCATED_TURNS if truncated else Outcome.FINISHED
+
+
+def _common_length(text: str, other: str) -> int:
+    """Return the number of characters with which both texts begin."""
+    same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(text, other, strict=False))
+    return sum(1 for _ in same)
 
 
 def _cut_parts(content: tuple[ContentPart, ...], text: str, kept: int) -> Content:

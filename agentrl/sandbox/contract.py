@@ -73,7 +73,7 @@ class SandboxProcess(ABC):
 
     @abstractmethod
     async def wait(self) -> ExecResult:
-        """Wait until the program ends. The result's `stdout` is empty; `stderr` is the beginning of standard error."""
+        """Wait until the program ends. The result's `stdout` is empty; `stderr` is standard error, up to the limit."""
 
     @abstractmethod
     async def interrupt(self) -> None:

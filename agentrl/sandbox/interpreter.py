@@ -21,7 +21,7 @@ INTERPRETER_START_S = 20.0
 INTERPRETER_STOP_S = 5.0
 MAX_REPLY_BYTES = 2**20
 """Maximum bytes of a reply."""
-CANNOT_RUN = (126, 127)
+NOT_FOUND = 127
 
 
 async def require_life(sandbox: Sandbox) -> None:
@@ -107,7 +107,7 @@ class Interpreter:
                 return process
             ended = await process.wait()
         errors = ended.stderr.decode(errors="replace")[-300:].strip()
-        if ended.exit_code in CANNOT_RUN:
+        if ended.exit_code == NOT_FOUND:
             raise UsageError("the sandbox has no python3", got=errors, hint="use another image")
         raise SandboxError("Python does not start in a sandbox", got=f"exit code {ended.exit_code} {errors}")
 

@@ -45,8 +45,10 @@ class Namespace:
         self.is_running = True
         try:
             self._execute(code, name)
-        except SystemExit:
+        except SystemExit as end:
             _open_input()  # exit() has closed it
+            if isinstance(end.code, str):
+                sys.stderr.write(f"{end.code}\n")
             sys.stderr.write("[exit() was called; the interpreter keeps running]\n")
         except BaseException as error:
             raised = True

@@ -39,7 +39,7 @@ class Limits:
     disk_bytes: int | None = None
     """Size of each writable folder; a limit of sandboxes only, not of commands."""
     output_bytes: int | None = None
-    """Maximum bytes kept of standard output and of standard error; the rest is dropped."""
+    """Maximum bytes kept of standard output and of standard error: half from the beginning, half from the end."""
 
     def __post_init__(self) -> None:
         for name, value in self.non_null.items():
@@ -85,13 +85,14 @@ class ExecResult:
     """Result of a command."""
 
     exit_code: int
-    """Exit code as in a shell: 127 if the program was not found, 126 if it cannot be run, 128 + N after signal N."""
+    """Exit code as in a shell: 127 if the program was not found, 126 if it cannot be run (`stderr` says why), 128 + N
+    after signal N."""
     stdout: bytes
     stderr: bytes
     timed_out: bool = False
     """True if the command was killed at its deadline; its output until then is kept."""
     truncated: bool = False
-    """True if output beyond the limit was dropped."""
+    """True if the middle of standard output or standard error was dropped, because it was longer than the limit."""
     out_of_memory: bool = False
     """True if the kernel killed one of its processes for using too much memory."""
     seconds: float = 0.0

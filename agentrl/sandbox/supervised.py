@@ -275,9 +275,9 @@ class SupervisedSandbox(Sandbox):
         argv = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
         variables = self._variables(options.get("env", NO_VARIABLES))
         names_are_good = all(name and "=" not in name for name in variables)
-        if not argv or not names_are_good or any("\0" in word for word in (*argv, *variables, *variables.values())):
+        if not argv or not names_are_good or any("\0" in word for word in (*variables, *variables.values())):
             raise UsageError(
-                "a command is invalid", got=repr(argv)[:200], expected="arguments and variables without NUL"
+                "a command is invalid", got=repr(argv)[:200], expected="a program, and variables without NUL"
             )
         return {
             "action": "exec",

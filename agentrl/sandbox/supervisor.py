@@ -67,17 +67,24 @@ class RunningCommand:
         self.deadline: float = self.started + request["seconds"]
         self.timed_out = self.truncated = self.ended = False
         self.out, self.err = bytearray(), bytearray()
-        self.to_write: list[tuple[int, bytes]] = [(0, stdin)] if stdin else []
+        self.to_write: list[tuple[int, bytes | memoryview]] = [(0, stdin)] if stdin else []
         self.pull = 0
         self.kills = kills
         for fd in pipes:
             os.set_blocking(fd, False)
 
     def keep(self, kept: bytearray, data: bytes) -> None:
-        """Append output up to the limit."""
-        room = self.most - len(kept)
-        self.truncated |= len(data) > room
-        kept += data[: max(room, 0)]
+        """Append output; the buffer may exceed the limit by a quarter, so that dropping the middle costs little."""
+        kept += data
+        if len(kept) > self.most + self.most // 4:
+            self.cut(kept)
+
+    def cut(self, kept: bytearray) -> bytearray:
+        """Drop the middle of output that is longer than the limit."""
+        if len(kept) > self.most:
+            self.truncated = True
+            del kept[self.most // 2 : self.most // 2 + len(kept) - self.most]
+        return kept
 
 
 class Supervisor:
@@ -145,7 +152,7 @@ class Supervisor:
                 return
             split = REQUEST.size + head
             request = marshal.loads(self.received[REQUEST.size : split])
-            content = bytes(self.received[split : split + body])
+            content = bytes(memoryview(self.received)[split : split + body])
             del self.received[: split + body]
             self._handle(request, content)
 
@@ -173,11 +180,20 @@ class Supervisor:
                 self.ports.handle(request, body)
 
     def _answer(
-        self, number: int, *, flags: int = 0, code: int = 0, seconds: float = 0.0, out: bytes = b"", err: bytes = b""
+        self,
+        number: int,
+        *,
+        flags: int = 0,
+        code: int = 0,
+        seconds: float = 0.0,
+        out: bytes | bytearray = b"",
+        err: bytes | bytearray = b"",
     ) -> None:
-        data = ANSWER.pack(number, flags, code, seconds, len(out), len(err)) + out + err
-        while data:
-            data = data[os.write(self.settings["answers"], data) :]
+        parts = [ANSWER.pack(number, flags, code, seconds, len(out), len(err)), out, err]
+        for part in parts if len(out) > PIECE else [b"".join(parts)]:  # large output is not copied
+            left = memoryview(part)
+            while left:
+                left = left[os.write(self.settings["answers"], left) :]
 
     def _start(self, request: dict[str, Any], stdin: bytes) -> None:
         try:
@@ -223,7 +239,7 @@ class Supervisor:
                 job.to_write.insert(0, (number, data))
                 break
             if written < len(data):
-                job.to_write.insert(0, (number, data[written:]))
+                job.to_write.insert(0, (number, memoryview(data)[written:]))  # the rest is not copied
             elif number > 0:
                 self._answer(number)
             elif number < 0:
@@ -296,6 +312,7 @@ class Supervisor:
         _drain(job.stderr, lambda data: job.keep(job.err, data))
         job.stderr = self._close(job.stderr)
         self._refuse_input(job)
+        out, err = job.cut(job.out), job.cut(job.err)
         self._answer(
             job.number,
             flags=TIMED_OUT * job.timed_out
@@ -303,8 +320,8 @@ class Supervisor:
             | OUT_OF_MEMORY * (self._memory_kills() > job.kills),
             code=128 - code if code < 0 else code,
             seconds=time.monotonic() - job.started,
-            out=bytes(job.out),
-            err=bytes(job.err),
+            out=out,
+            err=err,
         )
         if job.pull:
             self._deliver(job)
@@ -498,8 +515,8 @@ def _become(request: dict[str, Any], settings: dict[str, Any], pipes: tuple[int,
         if "filters" in settings:
             _filter(settings["filters"][os.uname().machine])
         os.umask(0o022)
-        os.chdir(settings["folder"])
-        os.chdir(request["cwd"])
+        if request["cwd"] != settings["folder"]:  # else it is this folder, even if commands may no longer enter it
+            os.chdir(request["cwd"])
         code = _run(request)
     except FileNotFoundError as error:
         code = NOT_FOUND
@@ -568,4 +585,5 @@ def main(settings: dict[str, Any]) -> NoReturn:
     if "filters" in settings and os.uname().machine not in settings["filters"]:
         os.write(2, f"no seccomp filter for {os.uname().machine}".encode())
         os._exit(1)
+    os.chdir(settings["folder"])
     Supervisor(settings).serve()

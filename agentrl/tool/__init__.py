@@ -80,7 +80,7 @@ class ToolRules:
     timeout_s: float | None = None
     """Timeout of a call in seconds; ``agent.tool_timeout_s`` by default."""
     max_tokens: int | None = None
-    """Maximum length of a result, if below ``agent.max_observation_tokens``; longer ones are truncated, with a mark."""
+    """Maximum length of a result, if below ``agent.max_observation_tokens``; longer ones lose their middle."""
     max_concurrent: int | None = None
     """Maximum number of concurrent calls, over all episodes of the run."""
     max_per_second: float | None = None

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from agentrl.errors import SandboxError
 from agentrl.errors.deadlines import async_boundary
-from agentrl.sandbox import Limits, Sandbox, SandboxProcess
+from agentrl.sandbox import Limits, Sandbox, SandboxFileError, SandboxProcess
 from agentrl.sandbox.interpreter import require_life
 
 from . import inside
@@ -47,6 +47,17 @@ async def send_programs(sandbox: Sandbox) -> None:
             await sandbox.write(f"{JUDGE}/inside/{file.name}", file.read_bytes())
 
 
+async def _has_programs(sandbox: Sandbox) -> bool:
+    """Return True if a sandbox still has exactly the programs that it was sent."""
+    try:
+        for file in files(inside).iterdir():
+            if file.name.endswith(".py") and await sandbox.read(f"{JUDGE}/inside/{file.name}") != file.read_bytes():
+                return False
+        return {entry.name for entry in await sandbox.list(JUDGE)} <= {"inside", "program.py"}
+    except SandboxFileError:
+        return False
+
+
 async def begin(sandbox: Sandbox, prepare: Callable[[Sandbox], Awaitable[None]] | None) -> None:
     """Start a sandbox and fill it.
 
@@ -78,11 +89,14 @@ class Pipe:
         command = ["python3", "-B", "-m", f"inside.{self._program}"]
         async with async_boundary(SandboxError, "starting Python in a sandbox", deadline_s=PROGRAM_START_S):
             self._process = await self.sandbox.spawn(command, cwd=JUDGE, limits=self._limits)
-            if not (await self._process.read_line()).endswith(b"\n"):
-                ended = await self._process.wait()
-                errors = ended.stderr.decode(errors="replace")[-300:].strip()
-                raise SandboxError("Python does not start in a sandbox", got=f"exit code {ended.exit_code} {errors}")
-        return self
+            if (await self._process.read_line()).endswith(b"\n"):
+                return self
+            ended = await self._process.wait()
+            is_intact = await _has_programs(self.sandbox)
+        if not is_intact:
+            raise ProgramFailure("an earlier program changed the folder of the tests")
+        errors = ended.stderr.decode(errors="replace")[-300:].strip()
+        raise SandboxError("Python does not start in a sandbox", got=f"exit code {ended.exit_code} {errors}")
 
     async def __aexit__(
         self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

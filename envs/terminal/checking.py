@@ -96,7 +96,7 @@ async def check_folder(places: Places, acted: Sandbox, task: FolderTask) -> Verd
             await fresh.restore(left)
         except SandboxFileError as error:
             return Verdict(problems=(str(error),))
-        await places.unpack(fresh)
+        await places.unpack(fresh, task)
         hidden = hidden_folder(fresh, places)
         result = await _run_script(fresh, places, task, hidden)
         rewards = await _rewards(fresh, f"{hidden}{LOGS}/verifier", task)
@@ -135,9 +135,9 @@ def _has_passed(result: ExecResult, task: FolderTask) -> bool:
     """Return True if the tests passed, by pytest's summary if present: ``pytest | tee`` hides exit codes."""
     if task.reads_pytest:
         output = without_colours(result.stdout.decode(errors="replace"))
-        summary = output.rpartition("short test summary info")[2]
+        _, title, summary = output.rpartition("short test summary info")
         found = _RESULT.findall(summary)
-        if found:
+        if title and found:
             return not result.timed_out and set(found) <= {"PASSED", "XFAIL", "SKIPPED"} and "PASSED" in found
     return result.is_success
 

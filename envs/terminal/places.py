@@ -62,10 +62,17 @@ class Places:
         if self.further:
             await run_command(sandbox, ["rm", "-f", _PACKED], seconds=_PACK_S)
 
-    async def unpack(self, sandbox: Sandbox) -> None:
-        """Unpack the further folders in a restored sandbox."""
+    async def unpack(self, sandbox: Sandbox, task: FolderTask) -> None:
+        """Unpack the further folders in a restored sandbox, without tests and rewards that the policy put into them."""
         if self.further:
             await run_command(sandbox, f"tar -C / -xf {_PACKED}; rm -f {_PACKED}", seconds=_PACK_S)
+        if LOGS in (sandbox.folder, *self.further):
+            await run_command(sandbox, ["rm", "-rf", f"{LOGS}/verifier"], seconds=_PACK_S)
+        if TESTS in self.further:
+            await run_command(sandbox, ["find", TESTS, "-mindepth", "1", "-delete"], seconds=_PACK_S)
+            for file in task.files:
+                if PurePosixPath(file.target).is_relative_to(TESTS):
+                    await sandbox.write(file.target, file.read(), executable=file.is_executable)
 
 
 def places_of(spec: SandboxSpec, task: FolderTask, *, limits: Set[str] = frozenset()) -> Places:

@@ -292,7 +292,7 @@ class _NoSandbox:
 
 
 WRONG = {
-    "command": [3, [], [3], [[]], {}, "a\0b", ["a\0"], None, True],
+    "command": [3, [], [3], [[]], {}, None, True],
     "stdin": [3, "no base64!", None],
     "cwd": [3, [], "a\0b"],
     "env": [[], "x", {"A": 3}, {"A": None}, {"": "x"}, {"A=B": "x"}, {"A": "\0"}],

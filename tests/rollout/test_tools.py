@@ -259,6 +259,25 @@ async def test_long_results_are_cut_to_the_tools_own_budget(make_runner, play, w
     assert trajectory.metrics["tool/talk/cut"] == 2  # in each turn; what follows the last one is not told
 
 
+@pytest.mark.parametrize("budget", [60, 150, 400])
+async def test_a_long_result_keeps_its_beginning_and_its_end(make_runner, play, worlds, texts, renderer, budget):
+    lines = [f"test_{number} passed" for number in range(500)]
+    whole = "\n".join(["collected 500 tests", *lines, "1 failed", "[exit code 1]"])
+
+    @agentrl.tool(max_tokens=budget, inline=True)
+    def run_tests() -> str:
+        """Run the tests."""
+        return whole
+
+    limits = EpisodeLimits(max_turns=2)
+    runner = make_runner(worlds.Corridor, call("run_tests"), loop="tool_calling", tools=[run_tests], limits=limits)
+    (said,) = texts(await play(runner))
+    begin, number, end = re.split(r"… \[cut: (\d+) characters left out\]\n", said)
+    assert (whole.startswith(begin), whole.endswith(end), "[exit code 1]" in end) == (True, True, True)
+    assert len(begin) + int(number) + len(end) == len(whole)
+    assert budget / 2 < len(renderer.encoder.encode(said)) <= budget
+
+
 @agentrl.tool(inline=True)
 def dig(deep: bool = False) -> ToolResult:
     """Dig.

@@ -56,6 +56,7 @@ def program():
         ("import os; os.system('echo child'); print('after')", "child\nafter\n"),
         ("import sys; print('e', file=sys.stderr); sys.stdout.write('o')", "e\no1\n"),
         ("exit()", "[exit() was called; the interpreter keeps running]\n"),
+        ("exit('no data')", "no data\n[exit() was called; the interpreter keeps running]\n"),
         ("'\\ud800'", "'\\ud800'\n"),
         ("print('\\ud800')", "?\n"),
         ("'naïve 木'", "'naïve 木'\n"),

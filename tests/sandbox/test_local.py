@@ -135,9 +135,19 @@ async def test_commands_that_cannot_be_started_say_why():
         assert (long.exit_code, b"Argument list too long" in long.stderr) == (126, True)
         broken = await sandbox.exec(["echo", "\ud800"])
         assert (broken.exit_code, b"surrogates not allowed" in broken.stderr) == (126, True)
-        for command, env in (([], {}), (["a\0b"], {}), ("true", {"A=B": "c"}), ("true", {"A": "\0"})):
+        for command in ("echo a\0b", ["a\0b"]):
+            null = await sandbox.exec(command)
+            assert (null.exit_code, null.stderr) == (126, b"embedded null byte\n")
+        for command, env in (([], {}), ("true", {"A=B": "c"}), ("true", {"A": "\0"})):
             with pytest.raises(UsageError, match="a command is invalid"):
                 await sandbox.exec(command, env=env)
+
+
+async def test_input_takes_time_in_proportion_to_its_size():
+    """If each write copied the rest of the input, the sandbox would not answer in time and be killed."""
+    async with open_sandbox() as sandbox:
+        counted = await sandbox.exec("wc -c", stdin=bytes(100 * 2**20))
+    assert counted.stdout.split() == [b"104857600"]
 
 
 async def test_error_names_the_path_that_cannot_be_written():
@@ -328,7 +338,7 @@ def test_run_prints_the_output_and_ends_with_the_commands_code():
 def test_notices_start_on_a_new_line():
     command = [*AGENTRL, "sandbox", "run", "--set", "limits.output_bytes=3", "--", "echo", "hello"]
     ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-    assert ended.stdout == "hel\noutput beyond the limit was dropped\n"
+    assert ended.stdout == "ho\nthe middle of the output was dropped (limits.output_bytes)\n"
 
 
 @pytest.mark.slow

@@ -27,6 +27,18 @@ async def test_an_interpreter_that_is_lost_is_started_again_and_the_policy_is_to
         assert "NameError" in await tools.text("python", code="x")
 
 
+async def test_a_policy_that_closes_its_folder_can_open_it_again(desk):
+    async with desk("local", timeout_s=300.0) as tools:
+        await tools.text("bash", command="chmod 000 .")
+        assert await tools.text("bash", command="ls; echo here") == (
+            "ls: cannot open directory '.': Permission denied\nhere\n"
+        )
+        lost = await tools.call("python", code="import os; os._exit(3)")
+        assert lost.result.text.startswith("The interpreter ended with exit code 3.")
+        assert await tools.text("python", code="6 * 7") == "42\n"
+        assert await tools.text("bash", command="chmod 755 /work; ls -a") == ".\n..\n"
+
+
 @pytest.mark.slow
 async def test_shell_commands_say_how_they_ended(desk):
     async with desk("local", timeout_s=2.5) as tools:
@@ -34,6 +46,20 @@ async def test_shell_commands_say_how_they_ended(desk):
         assert await tools.text("bash", command="true") == "[no output]"
         assert await tools.text("bash", command="echo begun; sleep 60") == "begun\n[killed after 2 s]"
         assert await tools.text("bash", command="printf '%s' \"it's\"") == "it's"
+        assert await tools.text("bash", command="echo a\0b") == "embedded null byte\n[exit code 126]"
+        long = await tools.text("bash", command=f": {'x' * 200_000}")
+        assert long == "/bin/sh: Argument list too long\n[exit code 126]"
+
+
+async def test_the_end_of_long_output_is_shown(desk):
+    async with desk("local") as tools:
+        shown = await tools.text(
+            "bash", command="echo begin; head -c 300000 /dev/zero | tr '\\0' x; echo; echo end; exit 2"
+        )
+        assert len(shown) < 70_000
+        assert shown.startswith("begin\nxxx")
+        assert "x\n[the middle of the output was cut]\nx" in shown
+        assert shown.endswith("xxx\nend\n[exit code 2]")
 
 
 async def test_files_are_written_read_edited_and_listed(desk):

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from agentrl.errors import ToolError
-from agentrl.sandbox import Entry, Limits, Sandbox
+from agentrl.sandbox import Command, Entry, Limits, Sandbox
 from agentrl.testing.report import RuleFailed, require
 from agentrl.testing.sandbox_subject import (
     MachineState,
@@ -46,7 +46,8 @@ async def runs_commands(sandbox: Sandbox) -> str:
 @in_sandbox
 async def tells_how_commands_end(sandbox: Sandbox) -> str:
     """Exit codes are those of a shell, and a command that cannot run is not a failure of the sandbox."""
-    for command, expected in ((["no-such-program"], 127), (["/tmp"], 126), ("kill -9 $$", 137), ("kill -15 $$", 143)):
+    cannot_run: tuple[tuple[Command, int], ...] = ((["no-such-program"], 127), (["/tmp"], 126), ("echo a\0b", 126))
+    for command, expected in (*cannot_run, ("kill -9 $$", 137), ("kill -15 $$", 143)):
         result = await sandbox.exec(command)
         require(result.exit_code == expected, f"{command!r} ends with {describe_end(result)}, expected {expected}")
     lost = await sandbox.exec("true", cwd="/no/such/folder")
@@ -91,10 +92,12 @@ async def keeps_programs_running(sandbox: Sandbox) -> str:
 
 @in_sandbox
 async def keeps_output_within_limits(sandbox: Sandbox) -> str:
-    """Output of any process beyond the limit is dropped and marked as truncated, and nothing else changes."""
-    script = "head -c 5000 /dev/zero; echo err >&2; exit 4"
+    """The middle of output beyond the limit is dropped, the result is marked as truncated, and nothing else changes."""
+    script = "echo begin; head -c 5000 /dev/zero; echo end; echo err >&2; exit 4"
     result = await sandbox.exec(script, limits=Limits(output_bytes=1000))
     require(len(result.stdout) == 1000 and result.truncated, f"{len(result.stdout)} bytes are kept")
+    both = result.stdout.startswith(b"begin\n") and result.stdout.endswith(b"end\n")
+    require(both, "the beginning or the end of truncated output is lost")
     require((result.exit_code, result.stderr) == (4, b"err\n"), describe_end(result))
     flood = await sandbox.exec("yes & yes >&2", limits=Limits(seconds=1.0))
     require(flood.timed_out and flood.truncated, f"a flood ends as {describe_end(flood)}")

@@ -102,6 +102,15 @@ async def test_tricks_pass_no_test_that_is_code(trick: str) -> None:
     assert len(judged.problems) == len(TESTS)
 
 
+@pytest.mark.parametrize(
+    "harm", ["import shutil; shutil.rmtree('.judge/inside')", "open('.judge/json.py', 'w').write('1 / 0')"]
+)
+async def test_a_solution_that_keeps_later_programs_from_starting_fails(harm: str) -> None:
+    judged = await verdict(f"{harm}\nimport os\nos._exit(0)", cases=CASES, tests=TESTS)
+    assert judged.pass_count == 0
+    assert judged.problems[-1] == "an earlier program changed the folder of the tests"
+
+
 async def test_an_endless_loop_is_the_solutions_own_fault() -> None:
     judged = await verdict(RIGHT.replace("return", "while b == 9: pass\n    return"), cases=CASES, seconds=0.7)
     assert [problem[:14] for problem in judged.problems] == ["", "it did not end", "it did not end"]

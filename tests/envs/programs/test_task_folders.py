@@ -297,6 +297,7 @@ async def test_verifier_timeout_gives_no_reward_and_is_reported(
         ("PASSED a\n== short test summary info ==\nFAILED a", 0, 0.0),
         ("no tests ran", 0, 1.0),
         ("no tests ran", 5, 0.0),
+        ("PASSED by a program without tests", 1, 0.0),  # SWE-bench#601
     ],
 )
 async def test_what_pytest_prints_decides_where_a_script_hides_its_exit_code(

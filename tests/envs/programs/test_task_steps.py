@@ -1,14 +1,15 @@
-"""Task folders of Harbor with several steps, and with a verifier of their own."""
+"""Task folders of Harbor with several steps, with a verifier of their own, and with files where the verifier looks."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from agentrl.envs.terminal.environment import Terminal
 from agentrl.envs.terminal.folders import read_folder
-from test_task_folders import TASKS, played, written
+from test_task_folders import REWARD, TASKS, played, written
 
 
 @pytest.fixture(autouse=True)
@@ -69,3 +70,19 @@ def test_a_separate_verifier_has_its_own_image_and_variables(tmp_path: Path, cap
     shared = {"task.toml": toml.replace("[verifier]\n", "[verifier]\nenvironment_mode = 'shared'\n")}
     (task,) = read_folder(written(tmp_path, "partial", **shared)["test"])
     assert task.verifier_image is None
+
+
+@pytest.mark.skipif(shutil.which("bwrap") is None, reason="no bubblewrap here: apt-get install bubblewrap")
+async def test_rewards_and_tests_that_the_policy_writes_do_not_count(tmp_path: Path) -> None:
+    """Files of the task in /logs and /tests make these folders part of the work, which is copied to the verifier."""
+    files = {
+        "environment/Dockerfile": "FROM x\nCOPY seed.txt /logs/seed.txt\nCOPY seed.txt /tests/\nWORKDIR /app\n",
+        "tests/test.sh": f"set -- $(cat /tests/planted || cmp -s /logs/out /tests/seed.txt && echo 1)\n{REWARD}",
+        "solution/solve.sh": "cp /logs/seed.txt /logs/out\n",
+    }
+    world = Terminal(folders=written(tmp_path, "dockerfile", **files), sandbox="local")
+    assert (await played(world))[1] == 1.0
+    forged = (
+        "mkdir -p /logs/verifier; echo '{\"reward\": 1}' | tee /logs/verifier/reward.json /logs/out > /tests/seed.txt"
+    )
+    assert (await played(world, f"{forged}; echo 1 > /tests/planted"))[1] == 0.0
