@@ -384,7 +384,7 @@ async def test_an_unused_environment_is_reused(make_pool, worlds):
 
 async def test_what_a_worker_cannot_read_is_said(make_pool, worlds):
     pool = make_pool(worlds.Faulty, Isolation.PROCESS, workers=1)
-    with pytest.raises(EnvironmentFailure, match="nothing to read here"):
+    with pytest.raises(UsageError, match="nothing to read here"):
         await play_one_step(pool, Task(id="t", environment="world", options={"x": worlds.Unreadable()}))
 
 
