@@ -23,8 +23,9 @@ import importlib.metadata
 import importlib.util
 import inspect
 import re
+import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeGuard
 
@@ -375,10 +376,19 @@ def is_trl_environment(target: object) -> TypeGuard[type[Any]]:
 
 def _has_reward(kind: type) -> bool:
     """Return False if no code of a class for TRL mentions a reward, so that only a reward function can give one."""
-    names = {name for base in kind.__mro__ for name in (*vars(base), *vars(base).get("__annotations__", ()))}
+    names = {name for base in kind.__mro__ for name in (*vars(base), *_annotated(base))}
     functions = (inspect.unwrap(part) for base in kind.__mro__ for part in vars(base).values() if callable(part))
     codes = (part.__code__ for part in functions if inspect.isfunction(part))
     return bool(names & {"reward", "get_reward"}) or any(_mentions(code, "reward") for code in codes)
+
+
+def _annotated(kind: type) -> Iterable[str]:
+    """Return the names that a class annotates itself, whether their types are known or not."""
+    if sys.version_info >= (3, 14):  # annotations are evaluated when they are read
+        from annotationlib import Format, get_annotations
+
+        return get_annotations(kind, format=Format.FORWARDREF)
+    return inspect.get_annotations(kind)
 
 
 def _mentions(code: types.CodeType, name: str) -> bool:

@@ -39,7 +39,10 @@ def nested(depth):
     return value
 
 
-@pytest.mark.parametrize("items", ["[" * 1000, "[" * 300 + "]" * 300, '{"a":' * 5000, nested(3000), nested(300)])
+@pytest.mark.parametrize(
+    "items",
+    ["[" * 1000 + "]" * 1000, "[" * 300 + "]" * 300, '{"a":' * 5000 + "1" + "}" * 5000, nested(3000), nested(300)],
+)
 async def test_arguments_that_are_nested_too_deeply_are_the_policys_mistake(items):
     called = await carry_out(count, items=items)
     assert called.failed
@@ -61,8 +64,9 @@ async def test_a_deep_call_ends_no_episode(make_runner, play, worlds, depth):
 def test_a_services_deep_call_is_a_problem_of_the_answer():
     function = {"name": "count", "arguments": '{"items": ' + "[" * 5000}
     body = {"choices": [{"message": {"content": "", "tool_calls": [{"function": function}]}}]}
-    answer = decode_answer(json.dumps(body))
-    assert answer.problems == ("the arguments of the call of count are nested too deeply",)
+    (problem,) = decode_answer(json.dumps(body)).problems
+    expected = "valid JSON" if sys.version_info >= (3, 14) else "nested too deeply"  # up to which depth differs
+    assert expected in problem
 
 
 async def test_a_check_that_fails_is_the_tools_failure():

@@ -395,6 +395,14 @@ def test_a_class_whose_code_mentions_a_reward_gives_one(kind):
     assert spec_of(kind).reward_range == (-math.inf, math.inf)
 
 
+def test_a_reward_that_is_only_annotated_counts_in_each_version_of_python():
+    source = "class Annotated:\n    reward: float\n    def reset(self):\n        return 'x'\n"
+    found: dict[str, type] = {}
+    exec(compile(source, "annotated.py", "exec", dont_inherit=True), found)  # annotations are values here
+    found["Annotated"].echo = EchoToolEnv.echo
+    assert spec_of(found["Annotated"]).reward_range == (-math.inf, math.inf)
+
+
 def test_a_class_without_any_reward_needs_a_reward_function():
     words = [f"environment={__name__}:Unpaid", "environment.split=train"]
     with pytest.raises(ConfigError, match=r"Unpaid does not give rewards.*or get_reward\(\) or the attribute reward"):
