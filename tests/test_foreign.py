@@ -134,6 +134,7 @@ async def test_hanging_calls_hold_up_no_other_call(monkeypatch, caplog) -> None:
     threads, released, word = DaemonThreads("test"), threading.Event(), contextvars.ContextVar[str]("word")
     word.set("mine")
     hanging = [asyncio.create_task(call_in_thread(threads, released.wait, f"call {i}")) for i in range(50)]
+    await asyncio.sleep(0)  # the tasks begin
     assert await call_in_thread(threads, word.get, "a call") == "mine"
     for call in hanging:
         call.cancel()

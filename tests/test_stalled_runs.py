@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import inspect
 import threading
 import time
 
@@ -59,7 +60,7 @@ def hang(monkeypatch, owner, method, watcher):
 
     real = getattr(owner, method)
 
-    if asyncio.iscoroutinefunction(real):
+    if inspect.iscoroutinefunction(real):
 
         @functools.wraps(real)
         async def slow(*arguments, **options):
@@ -104,7 +105,7 @@ def test_a_hang_is_named(tiny_run, monkeypatch, owner, method, expected, stalene
     assert watcher.is_reported.is_set(), watcher.messages
     report = next(text for text in watcher.messages if expected in text)
     assert "; unblocked by " in report
-    blocks = not asyncio.iscoroutinefunction(getattr(owner, method)) and not staleness
+    blocks = not inspect.iscoroutinefunction(getattr(owner, method)) and not staleness
     assert report.startswith("the event loop has been blocked for ") == blocks, report
     assert f"agentrl status {run.folder.path}" in report
     wait = next(one for one in watcher.status.waits if f"{one.kind:<12} {one.what}" == expected)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import re
@@ -248,7 +249,7 @@ def test_what_no_encoding_knows_is_replaced_in_results(agentrl: Cli, workplace: 
 
 
 def test_tools_take_options_and_are_checked(agentrl: Cli, tmp_path: Path) -> None:
-    with sqlite3.connect(tmp_path / "a.db") as connection:
+    with contextlib.closing(sqlite3.connect(tmp_path / "a.db")) as connection, connection:
         connection.execute("create table t as select 7 as x")
     connection.close()
     option = ("-o", f"database={tmp_path / 'a.db'}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 import random
@@ -241,7 +242,7 @@ def test_a_damaged_index_is_built_again(tmp_path: Path, data: bytes) -> None:
 def test_an_index_of_another_version_is_built_again(tmp_path: Path) -> None:
     write(tmp_path)
     TrajectoryIndex(tmp_path).close()
-    with sqlite3.connect(tmp_path / INDEX) as database:
+    with contextlib.closing(sqlite3.connect(tmp_path / INDEX)) as database, database:
         database.execute("PRAGMA user_version = 99")
         database.execute("DELETE FROM episodes")
     database.close()

@@ -26,7 +26,7 @@ BROKEN = {
     "cut before others": "its end is missing",
     "UTF-16": "it is not encoded as UTF-8",
     "frames": "it frames messages as language servers do; expected one message per line",
-    "deep": "maximum recursion depth",
+    "deep": "recursion limit exceeded" if sys.version_info >= (3, 14) else "maximum recursion depth",
     "quite deep": "recursion limit exceeded",
 }
 """Answers that cannot be read, and what is said about them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 
 import pytest
@@ -13,7 +14,7 @@ from agentrl.errors import ConfigError, UsageError
 @pytest.fixture
 def shop(tmp_path):
     path = tmp_path / "shop.db"
-    with sqlite3.connect(path) as connection:
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("create table goods (name text, price real, picture blob)")
         rows = [(f"thing {n}", n / 2, b"\x00\x01" if n else None) for n in range(8)]
         connection.executemany("insert into goods values (?, ?, ?)", rows)
