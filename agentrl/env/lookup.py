@@ -376,13 +376,13 @@ def is_trl_environment(target: object) -> TypeGuard[type[Any]]:
 
 def _has_reward(kind: type) -> bool:
     """Return False if no code of a class for TRL mentions a reward, so that only a reward function can give one."""
-    names = {name for base in kind.__mro__ for name in (*vars(base), *_annotated(base))}
+    names = {name for base in kind.__mro__ for name in (*vars(base), *_annotated_names(base))}
     functions = (inspect.unwrap(part) for base in kind.__mro__ for part in vars(base).values() if callable(part))
     codes = (part.__code__ for part in functions if inspect.isfunction(part))
     return bool(names & {"reward", "get_reward"}) or any(_mentions(code, "reward") for code in codes)
 
 
-def _annotated(kind: type) -> Iterable[str]:
+def _annotated_names(kind: type) -> Iterable[str]:
     """Return the names that a class annotates itself, whether their types are known or not."""
     if sys.version_info >= (3, 14):  # annotations are evaluated when they are read
         from annotationlib import Format, get_annotations

@@ -76,7 +76,7 @@ class _Values:
         """Read a value in brackets that end with `close`, and move after it; otherwise raise `MalformedCall`."""
         self.at = skip_space(self.text, self.at)
         if self._take(QUOTE):
-            return self._quoted(close)
+            return self._read_quoted(close)
         if python := _PYTHON_TEXT.match(self.text, self.at):
             self.at = python.end()
             return ast.literal_eval(python[0])
@@ -93,7 +93,7 @@ class _Values:
         self.at = known.end
         return known.value
 
-    def _quoted(self, close: str) -> str:
+    def _read_quoted(self, close: str) -> str:
         """Read a text up to the first closing mark after which its brackets go on or end."""
         begin, end = self.at, self.text.find(QUOTE, self.at)
         while end >= 0:
