@@ -8,7 +8,7 @@ from typing import Any
 
 from agentrl.env import EnvironmentSpec, Isolation
 from agentrl.errors import SandboxError, UsageError
-from agentrl.sandbox import Sandbox, read_spec
+from agentrl.sandbox import Sandbox, SandboxFileError, read_spec
 
 from ..programs.acting import ActingSandbox, in_bash, run_command
 from ..programs.judging import Verdict
@@ -158,9 +158,14 @@ class Terminal(ShellEnv):
         is_last = number == len(self._steps) or len(self._done or ()) >= self.max_steps
         if not is_submitted or is_last or not _may_go_on(verdict, task):
             return await self._finish(observation, self._sum_up(), is_submitted=is_submitted, valid=valid)
-        self._task = following = self._steps[number]
-        await self.places.clean(sandbox)
-        await self._add(sandbox, following.step_files, following.step_setup, following, self.places)
+        following = self._steps[number]
+        try:
+            await self.places.clean(sandbox)
+            await self._add(sandbox, following.step_files, following.step_setup, following, self.places)
+        except SandboxFileError as error:  # the policy has left them no room or permission, or a folder in their place
+            ended = await self._finish(observation, self._sum_up(), is_submitted=is_submitted, valid=valid)
+            return f"The next step cannot begin: {error}\n{ended[0]}", *ended[1:]
+        self._task = following
         text = f"Step {number} of {len(self._steps)} is over. The next step:\n\n{following.instruction}"
         return text, 0.0, False, False, {**self._info(), "valid": valid}
 

@@ -44,6 +44,17 @@ async def test_steps_follow_one_another_while_they_earn_enough(
     assert any("Step 1 of 2 is over. The next step:\n\nMake two." in text for text in texts) == (len(commands) > 1)
 
 
+async def test_a_policy_that_blocks_the_next_steps_files_ends_the_episode(tmp_path: Path, plain: str) -> None:
+    world = Terminal(folders=written(tmp_path, "steps"), sandbox=plain)
+    await world.reset(options={"task_id": "test-0"})
+    await world.step("```bash\necho 1 > one; mkdir given\n```")
+    text, earned, ended, _, last = await world.step("submit")
+    await world.close()
+    assert text.startswith("The next step cannot begin: ")
+    assert "given" in text
+    assert (earned, ended, last["reward_components"]["step one"]) == (0.5, True, 1.0)
+
+
 async def test_the_last_step_alone_may_be_paid_and_a_limit_ends_all_steps(tmp_path: Path) -> None:
     toml = f"multi_step_reward_strategy = 'final'\n{TASKS['steps']['task.toml']}"
     folders = written(tmp_path, "steps", **{"task.toml": toml})
