@@ -71,6 +71,9 @@ class PlainCommand(TyperCommand):
         is_option = difflib.get_close_matches(option, getattr(error, "possibilities", None) or (), cutoff=0.8)
         if not option.startswith("--") or is_option or not any("CONFIG" in str(one.metavar) for one in self.params):
             return
+        if option.startswith(("--config", "--cfg")):
+            hint = f"the config is an argument: agentrl {self.name} FILE.yaml"
+            raise UsageError(f"{option} is not an option", hint=hint) from error
         keys = importlib.import_module("agentrl.config.keys")  # slow; the command has imported it
         name = option[2:].replace("-", "_")
         key = f"{self.name}.{name}" if (self.name, name) in keys.all_keys() else keys.nearest_key((name,), ())

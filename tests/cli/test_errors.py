@@ -242,6 +242,7 @@ def test_a_config_key_with_dashes_is_told_without_them(agentrl, word, said):
         ("train quickstart --steps 5", "--steps is not an option. Config keys have no dashes: trainer.steps=VALUE"),
         ("train quickstart --num-generations=8", "algorithm.group_size=VALUE"),
         ("sft quickstart --epochs 3", "sft.epochs=VALUE"),
+        ("train --config my.yaml", "--config is not an option. The config is an argument: agentrl train FILE.yaml"),
         ("train quickstart --modle x", "Possible options: --model"),
         ("env check guess_number --steps 5", "No such option: --steps"),
     ],
