@@ -319,6 +319,11 @@ def check_rendering(config: Config, renderer: Renderer, *, say: Callable[[str], 
             template does not support them.
         UsageError: the environment shows images, but the model reads text only.
     """
+    if renderer.enable_thinking and not renderer.thinks:
+        say(
+            "agent.enable_thinking is true, but the chat template has no thoughts that agentrl can tell from the text "
+            f"(family {renderer.family.name}): what the model thinks stays in its answers"
+        )
     for part in per_environment_configs(config):
         environment = part.config.sole_environment
         spec = resolve_environment(environment.name)

@@ -74,6 +74,14 @@ def test_a_tool_parser_for_a_loop_without_tools_is_an_error(tiny_run):
         tiny_run("agent.tool_parser=hermes")
 
 
+@pytest.mark.parametrize(("family", "expected"), [("qwen2.5", 1), ("qwen3", 0)])
+def test_thinking_that_a_template_does_not_have_is_reported(tiny_run, family, expected):
+    said: list[str] = []
+    config = tiny_run("agent={loop: step_independent, enable_thinking: true}").config
+    check_rendering(config, Renderer(build_tokenizer(family), enable_thinking=True), say=said.append)
+    assert len([text for text in said if text.startswith("agent.enable_thinking is true, but the chat")]) == expected
+
+
 @pytest.mark.parametrize("loop", ["react_text", "agentrl.agent_loops.react_text:ReactText"])
 def test_a_template_that_rewrites_history_is_detected_for_every_loop_with_follow_ups(tiny_run, loop):
     renderer = Renderer(build_tokenizer("qwen3"), enable_thinking=True)
