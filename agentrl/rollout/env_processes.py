@@ -299,10 +299,18 @@ async def _wait_for_supervisor(process: Process) -> int | None:
         os.killpg(process.pid, signal.SIGCONT)  # a stopped supervisor handles no signal
     for _ in range(2):
         with suppress(TimeoutError):
-            return await asyncio.wait_for(process.wait(), SUPERVISOR_END_S)
+            code = await asyncio.wait_for(process.wait(), SUPERVISOR_END_S)
+            await _close_pipe(process)
+            return code
         kill_tree(process.pid)
     logger.warning("worker process %d does not end although it was killed", process.pid)
     return None
+
+
+async def _close_pipe(process: Process) -> None:
+    """Close the pipe from an ended process, which stays open if its replies are not read to the end."""
+    process._transport.close()  # type: ignore[attr-defined]  # asyncio has no public way
+    await asyncio.sleep(0)  # in which asyncio closes it
 
 
 class ProcessBackend(EnvBackend):
