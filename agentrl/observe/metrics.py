@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -95,6 +96,29 @@ def successes(trajectories: Iterable[Trajectory]) -> list[float]:
     episodes = list(trajectories)
     reporting = {one.environment for one in episodes if one.success is not None}
     return [float(one.success or False) for one in episodes if one.environment in reporting]
+
+
+@dataclass(slots=True)
+class SuccessCounts:
+    """Counts of solved and failed episodes by the rule of `successes`, one episode after another."""
+
+    solved: int = 0
+    by_environment: Counter[str] = field(default_factory=Counter)
+    """Episodes by environment."""
+    reporting: set[str] = field(default_factory=set)
+    """Environments that have reported success; their other episodes count as failures."""
+
+    @property
+    def judged(self) -> int:
+        """Number of solved and of failed episodes."""
+        return sum(self.by_environment[name] for name in self.reporting)
+
+    def count_success(self, trajectory: Trajectory) -> None:
+        """Count an episode without infrastructure failure."""
+        self.by_environment[trajectory.environment] += 1
+        if trajectory.success is not None:
+            self.reporting.add(trajectory.environment)
+            self.solved += trajectory.success
 
 
 def _spread(name: str, values: Sequence[float]) -> dict[str, float]:

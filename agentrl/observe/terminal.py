@@ -6,7 +6,7 @@ import importlib.util
 import math
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ from rich.text import Text
 
 from agentrl.observe.console import err, note, shown_path
 from agentrl.observe.idle_steps import share_that_differs
-from agentrl.observe.metrics import ENVIRONMENT_PREFIX
+from agentrl.observe.metrics import ENVIRONMENT_PREFIX, SuccessCounts
 from agentrl.observe.progress import RolloutProgress, RunStatus, RunWatcher
 from agentrl.observe.trajectory_index import TrajectoryIndex
 from agentrl.trajectory import Trajectory
@@ -319,11 +319,7 @@ class EpisodeCounter:
     """Returns the current progress."""
     done: int = 0
     failed: int = 0
-    solved: int = 0
-    by_environment: Counter[str] = field(default_factory=Counter, repr=False)
-    """Episodes without infrastructure failure by environment."""
-    reporting: set[str] = field(default_factory=set, repr=False)
-    """Environments that have reported success; their other episodes count as failures."""
+    successes: SuccessCounts = field(default_factory=SuccessCounts, repr=False)
     rewards: list[float] = field(default_factory=list, repr=False)
     bar: Progress | None = field(default=None, repr=False)
     on_line: Callable[[], None] = field(default=lambda: None, repr=False)
@@ -335,10 +331,8 @@ class EpisodeCounter:
         self.done += 1
         infrastructure = trajectory.outcome is not None and trajectory.outcome.is_infrastructure
         self.failed += infrastructure
-        self.by_environment[trajectory.environment] += not infrastructure
-        if not infrastructure and trajectory.success is not None:
-            self.reporting.add(trajectory.environment)
-            self.solved += trajectory.success
+        if not infrastructure:
+            self.successes.count_success(trajectory)
         if not infrastructure and trajectory.reward is not None:
             self.rewards.append(trajectory.reward)
         if self.bar is not None:
@@ -354,8 +348,8 @@ class EpisodeCounter:
     def words(self) -> str:
         """Describe the results so far, and the running episodes."""
         parts = []
-        if judged := sum(self.by_environment[name] for name in self.reporting):
-            parts.append(f"success {self.solved / judged:.1%}")
+        if judged := self.successes.judged:
+            parts.append(f"success {self.successes.solved / judged:.1%}")
         elif self.rewards:
             parts.append(f"reward {sum(self.rewards) / len(self.rewards):.3f}")
         if self.failed:

@@ -14,7 +14,7 @@ from agentrl.engine import StopReason
 from agentrl.errors import Outcome, SourceLocation
 from agentrl.evaluation.diagnosis.finding import ConfigChange, ExampleEpisode
 from agentrl.observe.incidents import Incidents
-from agentrl.observe.metrics import sampled_bytes
+from agentrl.observe.metrics import SuccessCounts, sampled_bytes
 from agentrl.reward import rewards_differ
 from agentrl.trajectory import Trajectory, Turn
 
@@ -110,14 +110,10 @@ Answer: TypeAlias = str | tuple[int, ...]
 
 
 @dataclass(slots=True, kw_only=True)
-class EpisodeCounts:
+class EpisodeCounts(SuccessCounts):
     """Counts over episodes without infrastructure failures."""
 
     episodes: int = 0
-    solved: int = 0
-    by_environment: Counter[str] = field(default_factory=Counter)
-    reporting: set[str] = field(default_factory=set)
-    """Environments that have reported success."""
     turns: int = 0
     longest: int = 0
     """Largest number of turns of an episode."""
@@ -149,11 +145,6 @@ class EpisodeCounts:
     """Sampled tokens and rewards of episodes, within groups."""
     examples: dict[str, ExampleEpisode] = field(default_factory=dict)
     """Newest example of each kind of problem, and of any episode (`WHOLE`)."""
-
-    @property
-    def judged(self) -> int:
-        """Number of solved and of failed episodes: all of the environments that report success in some."""
-        return sum(self.by_environment[name] for name in self.reporting)
 
     def add_step(self, trajectories: Sequence[Trajectory], step: int | None) -> None:
         """Add the episodes of a step that have ended."""
@@ -195,10 +186,7 @@ class EpisodeCounts:
         return self._add_answers(trajectory, most) if unusable and most else 0
 
     def _add_rewards(self, trajectory: Trajectory) -> None:
-        self.by_environment[trajectory.environment] += 1
-        if trajectory.success is not None:
-            self.reporting.add(trajectory.environment)
-            self.solved += trajectory.success
+        self.count_success(trajectory)
         if trajectory.reward is not None:
             for name, value in {**trajectory.reward_components, WHOLE: trajectory.reward}.items():
                 self.rewards.setdefault(name, Range()).add(value)
