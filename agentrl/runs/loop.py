@@ -1,4 +1,4 @@
-"""Base class of all runs while they run: the lock of the folder, the log, the status and the metrics."""
+"""Base classes of runs while they run: the lock of the folder, the log, the status, the metrics and the result."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from types import TracebackType
 from typing import ClassVar
 
 from agentrl.config.load import dump_config
+from agentrl.config.step_settings import Settings
 from agentrl.errors.foreign import run_in_own_thread
+from agentrl.evaluation.diagnosis.finding import Finding
+from agentrl.observe.checkpoints import Checkpoint, Checkpoints
 from agentrl.observe.metrics import MetricsFile
 from agentrl.observe.progress import Phase, RunStatus, RunWatcher
 from agentrl.observe.run_folder import logging_to
 from agentrl.observe.traces import EpisodeTrace
 from agentrl.observe.trackers import Trackers
 from agentrl.rollout.waits import WaitKind, WaitTracker
-from agentrl.runs.start import Run
+from agentrl.runs.start import Run, RunResult
 from agentrl.runs.status_writer import StatusWriter, stall_words
 from agentrl.runs.stop import StopRequest
 
@@ -143,3 +146,44 @@ class RunLoop:
         self.status.step, self.status.metrics = step, metrics
         self.status.episodes_done = self.status.attempts_failed = 0
         self._watcher.on_step(step, metrics)
+
+
+class TrainingLoop(RunLoop):
+    """A training run that is being executed, on new or on stored episodes.
+
+    Args:
+        run: Folder and config; the run resumes from the newest checkpoint in the folder.
+        watcher: Receives the progress.
+        interruption: Stops the run from another thread; signals only reach the main thread.
+        reason: Message about the reason for a restart.
+    """
+
+    command = "train"
+
+    def __init__(
+        self,
+        run: Run,
+        *,
+        watcher: RunWatcher | None = None,
+        interruption: StopRequest | None = None,
+        reason: str | None = None,
+    ) -> None:
+        super().__init__(run, watcher=watcher, interruption=interruption, reason=reason, steps=run.config.trainer.steps)
+        self.step = 0
+        """Number of finished steps."""
+        self._settings = Settings(run.config)
+        self._checkpoints = Checkpoints(run.folder.checkpoints, keep=run.config.checkpoint.keep)
+        self._saved: Checkpoint | None = None
+        self._last: Mapping[str, float] = {}
+        self._problems: tuple[Finding, ...] = ()
+
+    def _result(self, *, interrupted: bool) -> RunResult:
+        """Return the result of the run, from its last step, checkpoint and diagnosis."""
+        return RunResult(
+            folder=self.folder.path,
+            step=self.step,
+            checkpoint="" if self._saved is None else str(self._saved.path),
+            metrics=self._last,
+            interrupted=interrupted,
+            problems=self._problems,
+        )

@@ -27,7 +27,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, suppress
 from types import TracebackType
 from typing import Any, TypeVar
@@ -38,16 +38,14 @@ from agentrl.builders.models import prepare_model
 from agentrl.builders.processes import open_processes
 from agentrl.builders.training import build_training
 from agentrl.config.engines import TinkerEngineConfig
-from agentrl.config.step_settings import Settings
 from agentrl.config.usual_learning_rate import rate_warnings
 from agentrl.errors import ResumableError, ServersLost, TrainingError, described_error
 from agentrl.errors.foreign import DaemonThreads, call_in_thread, cancel_or_abandon
-from agentrl.evaluation.diagnosis.finding import Finding
 from agentrl.evaluation.diagnosis.watch import RunDiagnosis
 from agentrl.evaluation.periodic import AT_STEP, PeriodicEvaluations
 from agentrl.models.cores import divide_cores
 from agentrl.models.threads import compute_on
-from agentrl.observe.checkpoints import Checkpoint, Checkpoints, CheckpointWriter
+from agentrl.observe.checkpoints import Checkpoint, CheckpointWriter
 from agentrl.observe.model_folder import MODEL
 from agentrl.observe.progress import Phase, RunWatcher
 from agentrl.observe.trackers import traces_episodes
@@ -61,7 +59,7 @@ from agentrl.rollout.tracing import EpisodeTracer
 from agentrl.rollout.waits import RolloutObserver, WaitKind
 from agentrl.runs.checkpoint import Progress, copy_checkpoint, read_progress, restore, write_checkpoint
 from agentrl.runs.diagnosis import open_diagnosis, report_problems, save_failures
-from agentrl.runs.loop import RunLoop
+from agentrl.runs.loop import TrainingLoop
 from agentrl.runs.record import EpisodeRecorder, JournalingRecorder, StepClock
 from agentrl.runs.restarts import run_with_restarts
 from agentrl.runs.start import Run, RunResult, finished_result
@@ -82,39 +80,24 @@ class _Interrupted(Exception):
     """Signal that a stop was requested."""
 
 
-class Orchestrator(RunLoop):
-    """Training loop of one run, until its last step or a requested stop.
-
-    Args:
-        run: Folder and config; the run resumes from the newest checkpoint in the folder.
-        watcher: Receives the progress.
-        reason: Message about the reason for a restart.
-        interruption: Stops the run.
-    """
-
-    command = "train"
+class Orchestrator(TrainingLoop):
+    """Training loop of one run, until its last step or a requested stop."""
 
     def __init__(
         self,
         run: Run,
         *,
         watcher: RunWatcher | None = None,
-        reason: str | None = None,
         interruption: StopRequest | None = None,
+        reason: str | None = None,
     ) -> None:
-        super().__init__(run, watcher=watcher, interruption=interruption, reason=reason, steps=run.config.trainer.steps)
-        self._settings = Settings(run.config)
-        self.step = 0
-        self._checkpoints = Checkpoints(run.folder.checkpoints, keep=run.config.checkpoint.keep)
+        super().__init__(run, watcher=watcher, interruption=interruption, reason=reason)
         is_remote = isinstance(run.config.engine, TinkerEngineConfig)  # the event loop must not wait for a service
         self._writer = CheckpointWriter(
             self._checkpoints, background=run.config.checkpoint.background or is_remote, on_saved=self._on_saved
         )
-        self._saved: Checkpoint | None = None
         self._pending: dict[str, float] | None = None
-        self._last: Mapping[str, float] = {}
         self._diagnosis: RunDiagnosis | None = None
-        self._problems: tuple[Finding, ...] = ()
         self._tracer: EpisodeTracer | None = None
         self._threads = DaemonThreads("agentrl-trainer")
         self._cores = divide_cores(run.config.trainer.cpus, run.config.trainer.processes)[0]
@@ -145,14 +128,7 @@ class Orchestrator(RunLoop):
                 stack.push(self._report_problems)
                 interrupted = await self._prepare_and_train(stack)
                 self._status_writer.is_interrupted = interrupted
-            return RunResult(
-                folder=self.folder.path,
-                step=self.step,
-                checkpoint="" if self._saved is None else str(self._saved.path),
-                metrics=self._last,
-                interrupted=interrupted,
-                problems=self._problems,
-            )
+            return self._result(interrupted=interrupted)
 
     def _report_problems(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

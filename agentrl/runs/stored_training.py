@@ -24,16 +24,13 @@ from agentrl.builders.models import check_tokens, load_images, prepare_model, st
 from agentrl.builders.trainers import TrainerParts, build_on_ranks, build_trainer
 from agentrl.config.config import Config
 from agentrl.config.derived import per_environment_configs
-from agentrl.config.step_settings import Settings
 from agentrl.config.usual_learning_rate import rate_warnings
 from agentrl.errors import ConfigError, Outcome, TrainingError, UsageError
 from agentrl.errors.deadlines import CLOSING_S
 from agentrl.errors.foreign import DaemonThreads, call_in_thread, run_in_own_thread
-from agentrl.evaluation.diagnosis.finding import Finding
 from agentrl.evaluation.diagnosis.summary import RunSummary
 from agentrl.evaluation.diagnosis.watch import RunDiagnosis
 from agentrl.models.load import embedding_rows
-from agentrl.observe.checkpoints import Checkpoint, Checkpoints
 from agentrl.observe.metrics import TIMING_PREFIX, read_metrics
 from agentrl.observe.model_folder import MODEL, find_model
 from agentrl.observe.progress import Phase, RunWatcher
@@ -44,7 +41,7 @@ from agentrl.rollout.groups import Group
 from agentrl.rollout.task_order import SampledTask
 from agentrl.runs.checkpoint import read_progress, write_progress
 from agentrl.runs.diagnosis import report_problems
-from agentrl.runs.loop import RunLoop
+from agentrl.runs.loop import TrainingLoop
 from agentrl.runs.record import group_metrics
 from agentrl.runs.start import Run, RunResult, StartCheck, check_rollouts
 from agentrl.runs.stop import StopRequest
@@ -283,34 +280,19 @@ def start_check(config: Config) -> StartCheck:
     return check_rollouts if config.trainer.episodes is None else check_stored_start
 
 
-class StoredTraining(RunLoop):
-    """Run that trains on stored episodes until its last step or a requested stop.
-
-    Args:
-        run: Folder and config; the run resumes from the newest checkpoint in the folder.
-        watcher: Receives the progress.
-        reason: Message about the reason for a restart.
-        interruption: Stops the run.
-    """
-
-    command = "train"
+class StoredTraining(TrainingLoop):
+    """Run that trains on stored episodes until its last step or a requested stop."""
 
     def __init__(
         self,
         run: Run,
         *,
         watcher: RunWatcher | None = None,
-        reason: str | None = None,
         interruption: StopRequest | None = None,
+        reason: str | None = None,
     ) -> None:
-        super().__init__(run, watcher=watcher, interruption=interruption, reason=reason, steps=run.config.trainer.steps)
-        self._settings = Settings(run.config)
-        self.step = 0
-        self._checkpoints = Checkpoints(run.folder.checkpoints, keep=run.config.checkpoint.keep)
-        self._saved: Checkpoint | None = None
+        super().__init__(run, watcher=watcher, interruption=interruption, reason=reason)
         self._used = 0
-        self._last: Mapping[str, float] = {}
-        self._problems: tuple[Finding, ...] = ()
         self._stopped = False
         self._failure: TrainingError | UsageError | None = None
 
@@ -332,14 +314,7 @@ class StoredTraining(RunLoop):
                 await self._train()
                 self._problems = report_problems(self.folder, self._diagnosis, self.say)
                 self._status_writer.is_interrupted = self.step < self.config.trainer.steps
-            return RunResult(
-                folder=self.folder.path,
-                step=self.step,
-                checkpoint="" if self._saved is None else str(self._saved.path),
-                metrics=self._last,
-                interrupted=self.step < self.config.trainer.steps,
-                problems=self._problems,
-            )
+            return self._result(interrupted=self._status_writer.is_interrupted)
 
     async def _prepare(self, stack: AsyncExitStack) -> None:
         self.enter(Phase.PREPARE)

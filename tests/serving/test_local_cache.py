@@ -51,6 +51,34 @@ def test_a_move_keeps_what_was_computed():
     assert torch.isfinite(row.block.keys[0]).all()
 
 
+def test_a_cleared_cache_allocates_the_rows_that_were_used_before():
+    store = RowStore(max_tokens=128 * 40, max_context=1024)
+    rows = [store.take(100) for _ in range(33)]
+    block = rows[0].block
+    assert (block.rows, block.most_used) == (64, 33)
+    for row in rows:
+        store.give_back(row)
+    store.clear()
+    first = store.take(100)
+    keys, values = first.block.layer(0, torch.ones(1, 2, 4), torch.ones(1, 2, 4))
+    assert first.block.rows == len(keys) == len(values) == 33
+    assert not keys.any()
+    assert not values.any()
+    store.give_back(first)
+    store.clear()
+    assert store.take(100).block.rows == 8  # one row was used, and the smallest block has 8
+
+
+def test_expected_rows_stay_within_the_budget():
+    store = RowStore(max_tokens=128 * 16, max_context=1024)
+    for row in [store.take(100) for _ in range(16)]:
+        store.give_back(row)
+    store.clear()
+    other = store.take(1024)  # takes 8 rows of 1024 tokens: nothing is left to allocate in advance
+    assert store.take(100).block.rows == 8
+    assert other.block.rows == 8
+
+
 def test_empty_blocks_make_room_for_others():
     store = RowStore(max_tokens=600, max_context=1024)
     for length in (128, 512, 1024):

@@ -32,6 +32,8 @@ class CacheBlock:
     """All rows of one capacity."""
 
     capacity: int
+    expected_rows: int = 0
+    """Number of rows that the first use allocates, so that adding rows copies nothing."""
     keys: list[Tensor] = field(default_factory=list)
     """Keys of each layer: [rows, kv_heads, capacity, head_dim]. Those in float32 are transposed in memory, so that the
     scores of one query are computed at its speed."""
@@ -39,6 +41,8 @@ class CacheBlock:
     """Values of each layer: [rows, kv_heads, capacity, head_dim]."""
     rows: int = 0
     """Number of rows in the tensors."""
+    most_used: int = 0
+    """Largest number of rows that held a sequence at once."""
     free: list[int] = field(default_factory=list)
     """Heap of unused rows. The lowest is used first, which keeps used rows together."""
     _adding: Lock = field(default_factory=Lock, init=False, repr=False)
@@ -52,8 +56,10 @@ class CacheBlock:
     def take(self) -> int:
         """Return the lowest unused row; adds rows if none is unused."""
         if not self.free:
-            self._grow(max(8, self.rows))
-        return heapq.heappop(self.free)
+            self._grow(max(8, self.rows or self.expected_rows))
+        row = heapq.heappop(self.free)
+        self.most_used = max(self.most_used, self.num_used)
+        return row
 
     def give_back(self, row: int) -> None:
         """Mark a row as unused."""
@@ -157,6 +163,8 @@ class RowStore:
         self.max_context = max_context
         self.reserved_tokens = 0
         self._blocks: dict[int, CacheBlock] = {}
+        self._cleared_rows: dict[int, int] = {}
+        """Number of rows per capacity that were used before the cache was last cleared."""
 
     def has_room(self, length: int, *, instead_of: CacheRow | None = None) -> bool:
         """Return True if a row for `length` tokens fits the budget once the row `instead_of` is released."""
@@ -168,7 +176,9 @@ class RowStore:
         capacity = capacity_for(length, self.max_context)
         if capacity not in self._blocks:
             self._drop_empty_blocks()
-            self._blocks[capacity] = CacheBlock(capacity)
+            unallocated = max(0, self.max_tokens - self._allocated_tokens())
+            expected = min(self._cleared_rows.get(capacity, 0), unallocated // capacity)
+            self._blocks[capacity] = CacheBlock(capacity, expected)
         block = self._blocks[capacity]
         self.reserved_tokens += capacity
         return CacheRow(block, block.take())
@@ -187,9 +197,13 @@ class RowStore:
 
     def clear(self) -> None:
         """Free the memory of all rows, which may contain non-finite values. No row may hold a sequence."""
+        if self._blocks:
+            self._cleared_rows = {capacity: block.most_used for capacity, block in self._blocks.items()}
         self._blocks.clear()
 
+    def _allocated_tokens(self) -> int:
+        return sum(block.rows * capacity for capacity, block in self._blocks.items())
+
     def _drop_empty_blocks(self) -> None:
-        allocated = sum(block.rows * capacity for capacity, block in self._blocks.items())
-        if allocated > self.max_tokens:
+        if self._allocated_tokens() > self.max_tokens:
             self._blocks = {capacity: block for capacity, block in self._blocks.items() if block.num_used}
