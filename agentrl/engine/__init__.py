@@ -322,6 +322,8 @@ class ChatPolicy(ABC):
 
     max_context: int
     """Maximum number of tokens of prompt and answer together; a bound for budgets."""
+    section: str = "engine"
+    """Config section of the service, for messages about its settings."""
 
     @abstractmethod
     async def start(self) -> None:

@@ -411,7 +411,7 @@ class ChatService(ChatPolicy):
     """
 
     def __init__(self, settings: ServiceSettings, *, max_context: int = 131_072, first_wait_s: float = 0.5) -> None:
-        self.settings = settings
+        self.settings, self.section = settings, settings.section
         self.max_context = max_context
         self._first_wait_s = first_wait_s
         self._slots = asyncio.Semaphore(settings.max_concurrent)

@@ -562,11 +562,12 @@ class ChatConversation(Conversation):
         params = _params_of_turn(self._policy.sampling, options, room=room, seed=seed)
         trajectory_id = self._turns.trajectory.id
         request_id = f"{trajectory_id}/turn-{self._turns.budget.requests - 1}"
-        deadline_s = self._turns.limits.answer_timeout_s
-        with self._turns.waits.on(WaitKind.ENGINE, trajectory_id, "an answer", deadline_s):
+        deadline_s, service = self._turns.limits.answer_timeout_s, self._policy.service
+        remedy = f"{service.section}.timeout_s"
+        with self._turns.waits.on(WaitKind.ENGINE, trajectory_id, "an answer", deadline_s, remedy):
             async with async_boundary(EngineError, f"answer to request {request_id}", deadline_s=deadline_s):
                 schemas = [tool.schema for tool in self._tools]
-                chat = await self._policy.service.chat(self.messages, schemas, params, request_id)
+                chat = await service.chat(self.messages, schemas, params, request_id)
         read = self._read_calls(chat) if self._repairs_calls else None
         message = chat.message if read is None else replace(chat.message, content=read.content, tool_calls=read.calls)
         self.messages.append(message)

@@ -235,6 +235,23 @@ async def test_a_role_played_by_a_service_starts_it_at_the_first_answer_and_neve
     assert service.seen == ["start", opening, opening, "close"]
 
 
+async def test_the_wait_for_a_service_names_the_setting_of_its_own_section(pair, play):
+    remedies = []
+
+    class Watching(Saying):
+        section = "agent.roles.planner.engine"
+
+        async def chat(self, *request):
+            remedies.append([wait.unblocked_by for wait in runner.waits.list_waits()])
+            return await super().chat(*request)
+
+    service = Watching("Go on.")
+    setup = RoleSetup(role=AgentRole(name="planner", trained=False), policy=RolePolicy(service, SamplingParams()))
+    runner = pair("forward", roles=[setup])
+    await play(runner)
+    assert "agent.roles.planner.engine.timeout_s" in remedies[0]
+
+
 class Rewarding(Pair):
     def __init__(self, **reward):
         self.reward = reward

@@ -71,7 +71,7 @@ class _LazyChatService(ChatPolicy):
     """Chat service that starts with its first request."""
 
     def __init__(self, service: ChatPolicy, break_up: Callable[[str], str]) -> None:
-        self.max_context = service.max_context
+        self.max_context, self.section = service.max_context, service.section
         self._break_up = break_up
         self._service = service
         self._starting = asyncio.Lock()
