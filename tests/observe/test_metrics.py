@@ -42,3 +42,23 @@ def test_a_line_cut_short_is_left_out(tmp_path):
     writer.append_step(2, {})
     writer.close()
     assert [line["step"] for line in read_metrics(tmp_path / "m.jsonl")] == [1, 2]
+
+
+def test_values_that_are_not_numbers_are_left_out(tmp_path, caplog):
+    rows = [
+        '{"step": 1, "reward/mean": "high", "success/mean": {"a": 1}, "episodes": [4], "x": null, "time/step_s": 0.5}',
+        '{"step": -1}',
+        '{"step": 1e3}',
+        '{"step": true}',
+        '{"step": 99999999999999999999}',
+        '{"step": 2, "reward/mean": NaN}',
+        "",
+        '["step", 3]',
+        '{"step": 4, "episodes": 2}',
+    ]
+    (tmp_path / "m.jsonl").write_text("\n".join(rows) + "\n")
+    assert read_metrics(tmp_path / "m.jsonl") == [
+        {"step": 1, "x": None, "time/step_s": 0.5},
+        {"step": 4, "episodes": 2},
+    ]
+    assert "skipped 6 damaged records" in caplog.text
