@@ -49,7 +49,7 @@ class MetricsFile(JsonLinesWriter):
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Read the metrics of all steps; none if the file does not exist.
 
-    Damaged lines are skipped with a warning; values that are not numbers, such as those of other programs, are left out.
+    Damaged lines are skipped with a warning; values that are not numbers are left out.
     """
     lines, damaged = [], list[int]()
     for number, record in numbered_records(path, damaged) if path.exists() else ():
