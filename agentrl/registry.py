@@ -164,7 +164,9 @@ def load(reference: str) -> Any:
         return functools.reduce(getattr, attribute.split("."), module)
     except AttributeError as error:
         hint = did_you_mean(attribute, dir(module))
-        raise UsageError(f"{module_name} has no {attribute!r}", hint=hint) from error
+        own = [name for name, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
+        found = f"{getattr(module, '__file__', None) or module_name} defines {', '.join(own[:8]) or 'nothing'}"
+        raise UsageError(f"{module_name} has no {attribute!r}", hint=hint or found) from error
 
 
 def load_module(name: str) -> ModuleType:

@@ -198,7 +198,7 @@ def _failure_of_all(result: EvaluationResult) -> AgentRLError | None:
     done = "scored" if outcome is Outcome.REWARD_ERROR else "played"
     return AgentRLError(
         f"no episode could be {done} ({outcome}): {example.error}",
-        hint=_next_step(outcome, result.panel.environment),
+        hint=None if "agentrl env check" in str(example.error) else _next_step(outcome, result.panel.environment),
     )
 
 

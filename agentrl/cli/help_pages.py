@@ -98,7 +98,7 @@ class PlainCommand(TyperCommand):
             raise UsageError(f"{option} is not an option", hint=hint) from error
         keys = importlib.import_module("agentrl.config.keys")  # slow; the command has imported it
         name = option[2:].replace("-", "_")
-        section = _SECTIONS.get(self.name, self.name)
+        section = _SECTIONS.get(self.name) or str(self.name)
         key = f"{section}.{name}" if (section, name) in keys.all_keys() else keys.nearest_key((section, name), ())
         own = (section, str(key).rpartition(".")[2])
         key = ".".join(own) if own in keys.all_keys() else key

@@ -111,6 +111,7 @@ UNPLAYABLE = [
     ("Functions", "a tool of the environment is invalid: got builtin_function_or_method"),
     ("HintMethod", "action_hint of the environment is invalid: got method"),
     ("WrittenKey", "state_key is invalid: got str 'key', expected a method"),
+    ("number", "the created environment is invalid: got int 7, expected an object with reset, step and close"),
 ]
 
 
