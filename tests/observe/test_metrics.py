@@ -1,3 +1,5 @@
+import json
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,7 +20,8 @@ def test_non_finite_numbers_are_null(tmp_path):
     metrics = MetricsFile(tmp_path / "m.jsonl")
     metrics.append_step(1, {"a": float("nan"), "b": float("inf")})
     metrics.close()
-    assert read_metrics(tmp_path / "m.jsonl") == [{"step": 1, "a": None, "b": None}]
+    assert json.loads((tmp_path / "m.jsonl").read_text()).items() >= {"step": 1, "a": None, "b": None}.items()
+    assert read_metrics(tmp_path / "m.jsonl") == [{"step": 1}]
 
 
 def test_steps_after_a_checkpoint_are_removed_and_written_again(tmp_path):
@@ -58,7 +61,7 @@ def test_values_that_are_not_numbers_are_left_out(tmp_path, caplog):
     ]
     (tmp_path / "m.jsonl").write_text("\n".join(rows) + "\n")
     assert read_metrics(tmp_path / "m.jsonl") == [
-        {"step": 1, "x": None, "time/step_s": 0.5},
+        {"step": 1, "time/step_s": 0.5},
         {"step": 4, "episodes": 2},
     ]
     assert "skipped 6 damaged records" in caplog.text
