@@ -231,6 +231,11 @@ def test_the_file_is_read_then_overrides_win_in_order(config_file):
             ["run.name=12"],
             """run.name: got 12, expected text; in quotes, it is text: run.name='"12"'""",
         ),
+        (
+            "environment: a\nrun: {name: 12}\n",
+            [],
+            'line 2: run.name: got 12, expected text; in quotes, it is text: name: "12"',
+        ),
         ("environment: a\n", ["engine=VLLM"], "'sglang'; did you mean 'vllm'?"),
         ("environment: a\n", ["model.device=gpu"], "model.device: got 'gpu', expected auto, cpu, cuda or cuda:N"),
         ("environment: a\n", ["+trainer.steps=5"], "is not valid, expected trainer.steps=5"),
