@@ -569,7 +569,7 @@ def test_auto_asks_for_gpus_that_are_not_hidden(tmp_path, monkeypatch):
 
 def test_every_name_of_another_framework_leads_to_a_key():
     known = {".".join(key) for key in all_keys()}
-    options = {"algorithm.loss_options.clip_low", "algorithm.loss_options.clip_high"}
+    options = {"algorithm.loss_options.clip_low", "algorithm.loss_options.clip_high", "preferences.loss_options.beta"}
     assert {*OTHER_NAMES.values(), *WHOLE_KEYS.values()} <= known | options
 
 
