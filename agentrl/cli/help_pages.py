@@ -123,6 +123,13 @@ _CHOICE = re.compile(r"(?:Value error, )?('.*') is not one of (.*?)\.?", re.DOTA
 """Typer's message about a value that is not one of the choices; its beginning depends on Typer's version."""
 
 
+def no_permission_error(path: object) -> UsageError:
+    """Return the error for a file or folder that this user may not open."""
+    expected = "a file or folder that this user may open"
+    hint = "run agentrl as its owner, or change its permissions"
+    return UsageError(f"cannot open {path}", got="Permission denied", expected=expected, hint=hint)
+
+
 @contextmanager
 def _plain_errors() -> Iterator[None]:
     """Convert Typer's error about the value of a parameter; its class depends on Typer's version."""
@@ -138,6 +145,8 @@ def _plain_errors() -> Iterator[None]:
             known = " or ".join(filter(None, (", ".join(choices[:-1]), choices[-1])))
             hint = did_you_mean(value, choices)
             raise UsageError(f"unknown value of {name}", got=repr(value), expected=known, hint=hint) from error
+        if found := re.fullmatch(r"[Pp]ath '(.*)' is not readable\.", message):
+            raise no_permission_error(found[1]) from error
         told: list[Any] = getattr(error.__cause__ or error.__context__, "errors", list)()
         got = repr(told[0]["input"]) if told else None
         expected = message.partition(", unable to")[0].removeprefix("Input should be ")

@@ -204,6 +204,12 @@ def failing(error: Exception) -> Callable[[], None]:
         (TrainingError("gradients are not finite", got="nan"), 1, "error: gradients are not finite: got nan"),
         (UsageError("no such thing"), 2, "error: no such thing"),
         (ZeroDivisionError("division by zero"), 1, "error: ZeroDivisionError: division by zero"),
+        (
+            PermissionError(13, "Permission denied", "a.yaml"),
+            2,
+            "error: cannot open a.yaml: got Permission denied, exp",
+        ),
+        (PermissionError(1, "Operation not permitted"), 1, "error: PermissionError: [Errno 1] Operation not permitted"),
     ],
 )
 def test_exit_codes_by_kind_of_error(
@@ -216,6 +222,14 @@ def test_exit_codes_by_kind_of_error(
     assert "Traceback" not in ended.err
     with pytest.raises(type(error)):
         agentrl("config", "list", "--debug")
+
+
+def test_a_folder_that_may_not_be_read_is_named(agentrl: Cli, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (workplace / "theirs").mkdir()
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may read everything
+    ended = agentrl("report", "theirs")
+    assert ended.code == 2
+    assert ended.err.startswith("error: cannot open theirs: got Permission denied, expected a file or folder that this")
 
 
 def test_an_interruption_is_exit_code_130(agentrl: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
