@@ -177,6 +177,9 @@ def load_module(name: str) -> ModuleType:
     """
     if name.endswith(SOURCE_SUFFIX):
         return _load_file(Path(name).expanduser())
+    if "/" in name or not name.strip("."):
+        expected = f"a module such as my_game, or a file that ends with {SOURCE_SUFFIX}"
+        raise UsageError(f"{name!r} is not the name of a module", expected=expected)
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:

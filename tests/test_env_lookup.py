@@ -142,6 +142,8 @@ def test_environments_registered_in_this_process_are_found(game: str) -> None:
         ("lookup_gmae:LookupEcho-v0", UsageError, "no module lookup_gmae"),
         ("lookup_needs:Echo-v0", UsageError, "needs a package that is not installed: got no no_such_package"),
         ("lookup_game:Ecko", UsageError, "has no 'Ecko'. Did you mean 'Echo'"),
+        ("./game.txt:Echo", UsageError, "'./game.txt' is not the name of a module, expected a module such as .*.py"),
+        (":Echo", UsageError, "'' is not the name of a module"),
         ("lookup_game:Zzz", UsageError, "has no 'Zzz'. .*lookup_game.py defines .*Echo"),
         ("lookup_game:not_an_environment", UsageError, "is not an environment: got int"),
         ("lookup_game:Plain", UsageError, "is not an environment: got a class without .*Derive it from gymnasium.Env"),
