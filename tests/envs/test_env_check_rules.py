@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from importlib import import_module
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from types import ModuleType
@@ -533,36 +532,6 @@ def test_native_code_is_recommended_to_run_in_a_process(monkeypatch: pytest.Monk
     assert (row.status, "native code (fast_physics)" in row.detail) == (WARNED, True)
     (row,) = check(spec_of(Arrows, isolation=Isolation.PROCESS), only=("is isolated enough",)).rows
     assert row.status is CheckStatus.SKIPPED
-
-
-class Doubled(Arrows):
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        torch = import_module("torch")  # a global name would be native code of this module
-        torch.set_default_dtype(torch.float64)
-        return super().reset(seed=seed, options=options)
-
-
-class Moved(Arrows):
-    def step(self, action: str) -> Step:
-        os.chdir("/")
-        return super().step(action)
-
-
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [(Doubled, "changes torch.set_default_dtype for"), (Moved, "changes the current folder for")],
-)
-def test_changed_settings_of_the_process_are_recommended_to_stay_in_one(
-    make: type[Arrows], words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(Path.cwd())  # and back
-    torch = import_module("torch")
-    before = torch.get_default_dtype()
-    try:
-        (row,) = check(spec_of(make), only=("is isolated enough",)).rows
-    finally:
-        torch.set_default_dtype(before)
-    assert (row.status, words in row.detail) == (WARNED, True), row
 
 
 @pytest.mark.slow
