@@ -164,7 +164,9 @@ def load(reference: str) -> Any:
         return functools.reduce(getattr, attribute.split("."), module)
     except AttributeError as error:
         hint = did_you_mean(attribute, dir(module))
-        raise UsageError(f"{module_name} has no {attribute!r}", hint=hint) from error
+        own = [name for name, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
+        found = f"{getattr(module, '__file__', None) or module_name} defines {', '.join(own[:8]) or 'nothing'}"
+        raise UsageError(f"{module_name} has no {attribute!r}", hint=hint or found) from error
 
 
 def load_module(name: str) -> ModuleType:
@@ -175,6 +177,9 @@ def load_module(name: str) -> ModuleType:
     """
     if name.endswith(SOURCE_SUFFIX):
         return _load_file(Path(name).expanduser())
+    if "/" in name or not name.strip("."):
+        expected = f"a module such as my_game, or a file that ends with {SOURCE_SUFFIX}"
+        raise UsageError(f"{name!r} is not the name of a module", expected=expected)
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:

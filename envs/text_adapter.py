@@ -10,6 +10,7 @@ An action is a name or a number. Any other answer changes nothing: the observati
 
 from __future__ import annotations
 
+import copy
 import re
 import string
 from collections.abc import Sequence
@@ -45,7 +46,9 @@ class TextAdapter(gymnasium.Env[Content, str]):
         self.max_steps = max_steps
         self.names = _action_names(env.action_space, actions)
         self.observation_space: spaces.Space[Content] = spaces.Text(8192, charset=string.printable)
-        self.action_space = spaces.Text(256, charset=string.printable)
+        self.action_space: spaces.Space[str] = (
+            spaces.Text(256, charset=string.printable) if self.names else NumbersText(env.action_space)
+        )
         self._steps = 0
         self._observation: Any = None
 
@@ -54,8 +57,13 @@ class TextAdapter(gymnasium.Env[Content, str]):
         """Description of an action, with an example."""
         if self.names:
             return f"{' or '.join(self.names)}, for example: {self.names[0]}"
-        count = _size(self.inner.action_space)
-        return f"{count} numbers separated by spaces, for example: {' '.join(['0'] * count)}"
+        space = self.inner.action_space
+        example = np.zeros(space.shape or ())
+        if isinstance(space, spaces.Box):
+            example = np.clip(example, space.low, space.high)
+        elif isinstance(space, spaces.MultiDiscrete):
+            example = space.start
+        return f"{_size(space)} numbers separated by spaces, for example: {_number_words(example)}"
 
     def admissible_actions(self) -> list[str] | None:
         """Return the names of the actions; ``None`` if actions are numbers."""
@@ -107,6 +115,27 @@ class TextAdapter(gymnasium.Env[Content, str]):
     def close(self) -> None:
         """Close the inner environment."""
         self.inner.close()
+
+
+class NumbersText(spaces.Text):
+    """Texts of which a random sample is an action of a space of numbers, for random play.
+
+    Args:
+        numbers: Space of the numbers.
+    """
+
+    def __init__(self, numbers: spaces.Space[Any]) -> None:
+        super().__init__(256, charset=string.printable)
+        self._numbers = copy.deepcopy(numbers)
+
+    def seed(self, seed: int | None = None) -> int:
+        """Seed the samples."""
+        self._numbers.seed(seed)
+        return super().seed(seed)
+
+    def sample(self, mask: Any = None, probability: Any = None) -> str:
+        """Return random numbers of the space."""
+        return _number_words(self._numbers.sample())
 
 
 def describe(space: spaces.Space[Any], value: Any) -> str:
@@ -163,6 +192,10 @@ def _find_name(text: str, names: Sequence[str]) -> int | None:
 
 def _size(space: spaces.Space[Any]) -> int:
     return int(np.prod(space.shape or ()))
+
+
+def _number_words(numbers: Any) -> str:
+    return " ".join(str(number).removesuffix(".0") for number in np.ravel(numbers).tolist())
 
 
 def _quote(text: str) -> str:

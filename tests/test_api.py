@@ -312,6 +312,15 @@ def test_what_is_no_agent_loop_is_refused_without_a_folder(tmp_path, loop):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_an_agent_loop_without_run_is_refused(tmp_path):
+    class Started(AgentLoop):
+        async def start(self, episode):
+            await episode.reset()
+
+    with pytest.raises(UsageError, match=r"Started has no run\(\): got .*expected async def run\(self, episode\)"):
+        agentrl.train(env="guess_number", model="scratch", loop=Started)
+
+
 def test_what_can_be_imported_is_named_by_its_module():
     assert registry.name_of(Kind.ADVANTAGE, centred_returns) == "agentrl.algorithms.advantages:centred_returns"
     assert registry.name_of(Kind.REWARD, lambda trajectory, task: 1.0) == "python:<lambda>"

@@ -116,6 +116,7 @@ def test_any_text_round_trips(tmp_path_factory: Any, text: str) -> None:
     ("data", "words"),
     [
         (b'{"a": 1}\n\n{"a"', "line 3 is not valid JSON: got Expecting ':' delimiter at column 5"),
+        (b'{"a": "x\n', "line 1 is not valid JSON: got Invalid control character at column 9"),
         (b'{"a": 1}\n"b"\n', "line 2 is not an object: got str"),
         (b'{"a": 1}\n{"a": ' + b"9" * 5000 + b"}", r"line 2 is not valid JSON: got a whole number of more than 4,300"),
         (b'{"a": 1}\n{"a": ' + b"[" * 100_000 + b"}", "line 2 is not valid JSON: got values that are nested too"),

@@ -17,7 +17,7 @@ import typer
 
 from agentrl.cli.commands import COMMANDS, RUN_OR_CONFIG, CommandEntry
 from agentrl.cli.exits import ExitCode, end_despite_foreign_code
-from agentrl.cli.help_pages import PlainCommand, PlainGroup, examples
+from agentrl.cli.help_pages import PlainCommand, PlainGroup, examples, no_permission_error
 from agentrl.errors import AgentRLError, UsageError
 from agentrl.observe.console import VisibleFormatter, kept_streams, note, paths_shown_from, print_error
 from agentrl.observe.run_folder import missing_run_error
@@ -84,6 +84,9 @@ def _run(arguments: Sequence[str], imported: Callable[[], None]) -> None:
     except Exception as error:
         if debug:
             raise
+        if isinstance(error, PermissionError) and error.filename is not None:
+            print_error(no_permission_error(error.filename))
+            sys.exit(ExitCode.USAGE)
         print_error(AgentRLError(f"{type(error).__name__}: {error}"))
         note("unexpected error: run the command again with --debug for the traceback")
         sys.exit(ExitCode.FAILED)

@@ -198,7 +198,7 @@ def _failure_of_all(result: EvaluationResult) -> AgentRLError | None:
     done = "scored" if outcome is Outcome.REWARD_ERROR else "played"
     return AgentRLError(
         f"no episode could be {done} ({outcome}): {example.error}",
-        hint=_next_step(outcome, result.panel.environment),
+        hint=_next_step(outcome, result.panel.environment, str(example.error)),
     )
 
 
@@ -207,11 +207,13 @@ def _is_told(problem: Finding, error: str) -> bool:
     return f"({problem.kind})" in error and (problem.file is None or f"{problem.file} line {problem.line}" in error)
 
 
-def _next_step(outcome: Outcome, environment: str) -> str:
-    """Return a hint for episodes that all failed in the same way."""
-    if outcome is Outcome.ENVIRONMENT_ERROR:
+def _next_step(outcome: Outcome, environment: str, error: str) -> str | None:
+    """Return a hint for episodes that all failed in the same way; ``None`` if the error contains it."""
+    if "agentrl env check" in error:
+        return None
+    if outcome is Outcome.ENVIRONMENT_ERROR and not error.startswith("agent loop "):
         return f"fix the error in the message, and run: agentrl env check {shlex.quote(environment)}"
-    if outcome is Outcome.REWARD_ERROR:
+    if outcome in (Outcome.ENVIRONMENT_ERROR, Outcome.REWARD_ERROR):
         return "fix the error in the message; the same command then plays these episodes"
     if outcome is Outcome.ENGINE_ERROR:
         return "see the engine's message for the cause; it is not in the environment"

@@ -7,7 +7,7 @@ import difflib
 import importlib
 import inspect
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,6 +23,24 @@ FOOTER = (
 
 _RECIPES = "recipes/"
 """Folder of configs that are too many for help pages."""
+
+OTHER_OPTIONS: Mapping[str, tuple[str, ...]] = {
+    "--tasks": ("-n", "--num-examples", "--num-tasks", "--num-episodes", "--limit", "--max-samples"),
+    "--samples": ("-r", "--rollouts-per-example", "--num-samples", "--n-samples", "--epochs", "--repeats", "--n"),
+    "--model": ("-m", "--model-name", "--model-path", "--model-name-or-path", "--pretrained", "--checkpoint"),
+    "--url": ("-b", "--base-url", "--api-base-url", "--api-base", "--model-base-url"),
+    "--env": ("-e", "--environment", "--env-id", "--env-name", "--task"),
+    "--concurrency": ("-c", "--max-concurrent", "--max-connections", "--num-workers"),
+    "--json": ("-o", "--output", "--output-path", "--output-file", "--out", "--save-results"),
+    "--resume": ("--resume-from-checkpoint", "--resume-from", "--continue"),
+    "--data": ("--dataset", "--dataset-name", "--data-path", "--train-file", "--train-files"),
+    "--from": ("--data", "--dataset", "--dataset-name", "--data-path", "--train-file", "--pairs", "--run"),
+    "--reward": ("--reward-func", "--reward-funcs", "--reward-fn"),
+}
+"""Options of agentrl's commands, and their names in other programs, such as verifiers, inspect, lm-eval and TRL."""
+
+_SECTIONS: Mapping[str | None, str] = {"dpo": "preferences", "reward-model": "preferences"}
+"""Config sections of commands, if they have other names than the commands."""
 
 
 def examples(*commands: str, configs: Sequence[str] = ()) -> str:
@@ -66,8 +84,12 @@ class PlainCommand(TyperCommand):
             raise
 
     def _refuse_key(self, error: Exception) -> None:
-        """Raise a `UsageError` for an unknown option that is the last part of a config key: ``--learning-rate``."""
+        """Raise a `UsageError` for another program's option, and for the end of a config key: ``--learning-rate``."""
         option = str(getattr(error, "option_name", ""))
+        options = [name for one in self.params for name in one.opts]
+        usual = option.replace("_", "-")
+        if meant := next((name for name in options if usual in OTHER_OPTIONS.get(name, ())), None):
+            raise UsageError(f"{option} is not an option", hint=f"did you mean {meant}?") from error
         is_option = difflib.get_close_matches(option, getattr(error, "possibilities", None) or (), cutoff=0.8)
         if not option.startswith("--") or is_option or not any("CONFIG" in str(one.metavar) for one in self.params):
             return
@@ -76,7 +98,10 @@ class PlainCommand(TyperCommand):
             raise UsageError(f"{option} is not an option", hint=hint) from error
         keys = importlib.import_module("agentrl.config.keys")  # slow; the command has imported it
         name = option[2:].replace("-", "_")
-        key = f"{self.name}.{name}" if (self.name, name) in keys.all_keys() else keys.nearest_key((name,), ())
+        section = _SECTIONS.get(self.name) or str(self.name)
+        key = f"{section}.{name}" if (section, name) in keys.all_keys() else keys.nearest_key((section, name), ())
+        own = (section, str(key).rpartition(".")[2])
+        key = ".".join(own) if own in keys.all_keys() else key
         if key is not None:
             hint = f"config keys have no dashes: {key}=VALUE"
             raise UsageError(f"{option} is not an option", hint=hint) from error
@@ -98,6 +123,13 @@ _CHOICE = re.compile(r"(?:Value error, )?('.*') is not one of (.*?)\.?", re.DOTA
 """Typer's message about a value that is not one of the choices; its beginning depends on Typer's version."""
 
 
+def no_permission_error(path: object) -> UsageError:
+    """Return the error for a file or folder that this user may not open."""
+    expected = "a file or folder that this user may open"
+    hint = "run agentrl as its owner, or change its permissions"
+    return UsageError(f"cannot open {path}", got="Permission denied", expected=expected, hint=hint)
+
+
 @contextmanager
 def _plain_errors() -> Iterator[None]:
     """Convert Typer's error about the value of a parameter; its class depends on Typer's version."""
@@ -113,6 +145,8 @@ def _plain_errors() -> Iterator[None]:
             known = " or ".join(filter(None, (", ".join(choices[:-1]), choices[-1])))
             hint = did_you_mean(value, choices)
             raise UsageError(f"unknown value of {name}", got=repr(value), expected=known, hint=hint) from error
+        if found := re.fullmatch(r"[Pp]ath '(.*)' is not readable\.", message):
+            raise no_permission_error(found[1]) from error
         told: list[Any] = getattr(error.__cause__ or error.__context__, "errors", list)()
         got = repr(told[0]["input"]) if told else None
         expected = message.partition(", unable to")[0].removeprefix("Input should be ")

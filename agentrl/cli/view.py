@@ -169,6 +169,8 @@ def show_episodes(run: Path | None, where: EpisodeFilter, *, count: int, output:
         return
     page = page_html(f"Episodes of {folder.resolve().name}", found, decode)
     target = output / EPISODES_PAGE if output.is_dir() else output
+    if target.is_file() and target.suffix not in (".html", ".htm"):
+        raise UsageError(f"{target} already exists", hint="choose another file, or delete it first")
     with writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(page, encoding="utf-8")

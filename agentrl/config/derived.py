@@ -144,6 +144,9 @@ def agent_loop_class(name: str) -> type[AgentLoop]:
     kind = lookup(Kind.AGENT_LOOP, name)
     if not (inspect.isclass(kind) and issubclass(kind, AgentLoop)):
         raise ConfigError(f"{name} is not an agent loop", got=repr(kind), expected="a subclass of agentrl.AgentLoop")
+    if inspect.isabstract(kind):
+        expected = "async def run(self, episode)"
+        raise ConfigError(f"agent loop {name} has no run()", got=f"{kind.__name__} without it", expected=expected)
     return kind
 
 

@@ -363,7 +363,7 @@ def run_size(config: Config) -> str:
     '3 steps of 8 episodes (1 task x 8): 24 episodes of at most 10 turns x 256 tokens, up to 61,440 sampled tokens'
     """
     steps, tasks, group = config.trainer.steps, config.trainer.tasks_per_step, config.algorithm.group_size
-    each = f"{_count(steps, 'step')} of {_count(tasks * group, 'episode')} ({_count(tasks, 'task')} x {group:,})"
+    each = f"{counted(steps, 'step')} of {counted(tasks * group, 'episode')} ({counted(tasks, 'task')} x {group:,})"
     return f"{each}: {_describe_sampling(config, steps * tasks * group)}"
 
 
@@ -375,10 +375,15 @@ def evaluation_size(config: Config, tasks: int, samples: int) -> str:
         tasks: Number of tasks.
         samples: Episodes per task.
     """
-    return f"{_count(tasks, 'task')} x {_count(samples, 'sample')}: {_describe_sampling(config, tasks * samples)}"
+    return f"{counted(tasks, 'task')} x {counted(samples, 'sample')}: {_describe_sampling(config, tasks * samples)}"
 
 
-def _count(number: int, what: str) -> str:
+def counted(number: int, what: str) -> str:
+    """Return a number with its noun, in the plural unless the number is 1.
+
+    >>> counted(1, "task"), counted(2000, "task")
+    ('1 task', '2,000 tasks')
+    """
     return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
 
 
@@ -386,7 +391,7 @@ def _describe_sampling(config: Config, episodes: int) -> str:
     """Describe the maximum turns and sampled tokens of episodes."""
     turns, tokens = max(_answers(config), key=math.prod)
     most = f"{turns:,} turns x {tokens:,} tokens"
-    return f"{_count(episodes, 'episode')} of at most {most}, up to {episodes * turns * tokens:,} sampled tokens"
+    return f"{counted(episodes, 'episode')} of at most {most}, up to {episodes * turns * tokens:,} sampled tokens"
 
 
 def _model_rows(size: ModelSize | None) -> list[EstimateRow]:

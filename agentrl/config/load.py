@@ -107,14 +107,14 @@ def _problem(details: ErrorDetails, origin: Callable[[KeyPath], str]) -> str:
     path = _key_path(details["loc"])
     if details["type"] == "invalid_key":
         path = (*path, str(details["input"]))
-    text = _explain(details, path)
+    text = _explain(details, path, is_override=origin(path).startswith("override"))
     named = _NAMED_KEY.match(text)  # a section's error names the key that is wrong
     key = tuple(named[0].split(".")) if named else path
     location = (origin(key) if key[: len(path)] == path else "") or origin(path)
     return f"{location}: {text}" if location else text
 
 
-def _explain(details: ErrorDetails, path: KeyPath) -> str:
+def _explain(details: ErrorDetails, path: KeyPath, *, is_override: bool) -> str:
     key = ".".join(path)
     match details["type"]:
         case "unexpected_keyword_argument":
@@ -141,7 +141,8 @@ def _explain(details: ErrorDetails, path: KeyPath) -> str:
             advice = advise(key, details["input"])
             wrong = f"{key}: got {details['input']!r}, expected {describe_expected(details)}"
             if details["type"] == "string_type" and isinstance(details["input"], int | float):
-                wrong += f"; in quotes, it is text: {key}='\"{details['input']}\"'"
+                quoted = f'"{details["input"]}"'
+                wrong += "; in quotes, it is text: " + (f"{key}='{quoted}'" if is_override else f"{path[-1]}: {quoted}")
             return f"{wrong}. {advice[0].upper()}{advice[1:]}" if advice else wrong
 
 

@@ -408,8 +408,8 @@ def failure_of(kind: type[InfrastructureError], what: str, error: BaseException)
     if isinstance(error, AgentRLError):
         return error
     if isinstance(error, WrongReturnValue):
-        failure = kind(f"{what} failed", got=str(error))
-        failure.__cause__ = error
+        failure = kind(f"{what} failed: {error}")
+        failure.got, failure.__cause__ = str(error), error
         return failure
     where = raised_in(error) if issubclass(kind, EnvironmentFailure) else None
     failure = kind(f"{what} failed", got=described_error(error), hint=where)

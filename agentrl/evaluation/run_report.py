@@ -111,7 +111,7 @@ def _quarter(lines: Sequence[Any]) -> int:
 
 def _success(lines: Sequence[Mapping[str, Any]]) -> str:
     """Pool the success of some steps."""
-    known = [line for line in lines if line.get("success/mean") is not None and line.get("episodes")]
+    known = [line for line in lines if 0 <= line.get("success/mean", -1) <= 1 and line.get("episodes", 0) > 0]
     if not known:
         return "unknown"
     episodes = sum(float(line["episodes"]) for line in known)

@@ -331,7 +331,7 @@ def _parse(text: str, location: str, *, first_line: int | None = None) -> Any:
         raise UsageError(f"{location} has an object with a key twice", got=error, expected="unique keys") from error
     except json.JSONDecodeError as error:
         where = location if first_line is None else f"{location} line {first_line + error.lineno - 1}"
-        _refuse(where, f"{error.msg} at column {error.colno}", error)
+        _refuse(where, f"{error.msg.removesuffix(' at')} at column {error.colno}", error)
     except RecursionError as error:
         _refuse(location, "values that are nested too deeply", error)
     except ValueError as error:  # Python does not convert longer numbers

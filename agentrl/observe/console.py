@@ -15,7 +15,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
-from agentrl.errors import AgentRLError
+from agentrl.errors import AgentRLError, UsageError
 
 _TERMINAL = (*range(0x20), *range(0x7F, 0xA0))
 _DIRECTION = (0x61C, *range(0x200E, 0x2010), *range(0x2028, 0x202F), *range(0x2066, 0x206A))
@@ -53,9 +53,23 @@ class VisibleConsole(Console):
 
     def on_broken_pipe(self) -> None:
         """End the program if the reader of its output is gone (``agentrl … | head``), without a traceback."""
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, self.file.fileno())  # in `kept_streams` a copy, which is flushed when it is closed
+        self._discard()
         super().on_broken_pipe()
+
+    def _check_buffer(self) -> None:
+        try:
+            super()._check_buffer()
+        except OSError as error:
+            self._discard()
+            hint = "free some disk space, or write it elsewhere"
+            raise UsageError("the output cannot be written", got=error.strerror, hint=hint) from error
+
+    def _discard(self) -> None:
+        """Discard what is written from now on, and what is flushed when the copy of `kept_streams` is closed."""
+        del self._buffer[:]
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, self.file.fileno())
+        os.close(null)
 
     def close_file(self, file: TextIO) -> None:
         """Close the file of `kept_streams`."""
@@ -72,7 +86,7 @@ class MessageConsole(VisibleConsole):
 
     def _check_buffer(self) -> None:
         try:
-            super()._check_buffer()
+            Console._check_buffer(self)
         except OSError:
             self.on_broken_pipe()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import shutil
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,10 +30,13 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        full = error.errno in _FULL
+        reason = error.strerror or str(error)
+        if isinstance(error, shutil.Error) and isinstance(error.args[0], list):  # of copytree: a row for each file
+            reason = str(error.args[0][0][-1])
+        full = error.errno in _FULL or any(f"[Errno {number}]" in reason for number in _FULL)
         raise UsageError(
             f"cannot write {path}",
-            got="no space left" if full else f"{error.strerror or error}",
+            got="no space left" if full else reason,
             expected="free disk space" if full else "a writable folder",
             hint=_WHEN_FULL if full else None,
         ) from error

@@ -29,6 +29,7 @@ MARGIN_SUFFIX = "_margin"
 MARGIN_ERRORS = 1.96
 """Number of standard errors in a margin: an interval of 95 %."""
 
+_MAX_STEP = 2**62
 _TIMINGS = ("queue", "prefill", "decode", "tool", "env")
 
 
@@ -48,12 +49,12 @@ class MetricsFile(JsonLinesWriter):
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Read the metrics of all steps; none if the file does not exist.
 
-    Damaged lines are skipped with a warning.
+    Damaged lines are skipped with a warning; values that are not numbers, such as null, are left out.
     """
     lines, damaged = [], list[int]()
     for number, record in numbered_records(path, damaged) if path.exists() else ():
-        if isinstance(record.get("step"), int):
-            lines.append(record)
+        if type(step := record.get("step")) is int and 0 <= step < _MAX_STEP:
+            lines.append({key: value for key, value in record.items() if isinstance(value, int | float)})
         else:
             damaged.append(number)
     warn_damaged(path, damaged)

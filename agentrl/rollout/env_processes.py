@@ -38,7 +38,15 @@ from types import FrameType
 from typing import Any, BinaryIO, NoReturn, TypeAlias
 
 from agentrl.env import AnyEnv, run_coroutine
-from agentrl.errors import AgentRLError, EnvironmentFailure, ToolError, UsageError, described_error, failure_of
+from agentrl.errors import (
+    AgentRLError,
+    EnvironmentFailure,
+    ToolError,
+    UsageError,
+    WrongReturnValue,
+    described_error,
+    failure_of,
+)
 from agentrl.errors.foreign import end_forked_copy
 from agentrl.remote.env_methods import CALL_TOOL, RemoteTool, ResetResult
 from agentrl.rollout.env_workers import EnvAdapter, EnvBackend, SerialWorker, WorkerCall
@@ -185,7 +193,8 @@ def _serve(
         return False, (type(error), str(error), None)
     except BaseException as error:  # nothing cancels or interrupts this process, so the environment raised it
         failure = failure_of(EnvironmentFailure, "", error)
-        return False, (EnvironmentFailure, failure.got, failure.hint)
+        kind = WrongReturnValue if isinstance(error, WrongReturnValue) else EnvironmentFailure
+        return False, (kind, failure.got, failure.hint)
 
 
 def _perform(loop: asyncio.AbstractEventLoop, adapters: dict[int, EnvAdapter], message: WorkerMessage) -> Any:
@@ -259,6 +268,8 @@ class ProcessWorker(SerialWorker[WorkerMessage]):
             kind, text, hint = value
             if issubclass(kind, UsageError | ToolError):  # the user or the policy reads it
                 raise kind(text)
+            if issubclass(kind, WrongReturnValue):
+                raise failure_of(EnvironmentFailure, job.what, kind(text))
             raise kind(f"{job.what} failed", got=text, hint=hint)
         if method == MAKE:
             self._alive.add(number)

@@ -62,7 +62,7 @@ def check_final_reward(returned: object) -> FinalReward | None:
 def check_environment(env: Any) -> AnyEnv:
     """Check that a function that creates environments returned one; raise `WrongReturn` otherwise."""
     if isinstance(env, type) or not all(callable(getattr(env, name, None)) for name in ("reset", "step", "close")):
-        raise _wrong("what creates the environment", env, "an object with reset, step and close")
+        raise _wrong("the created environment", env, "an object with reset, step and close")
     return cast("AnyEnv", env)
 
 

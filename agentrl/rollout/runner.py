@@ -342,7 +342,9 @@ class EpisodeRunner:
             definition = defined_in(self.loop)
             failure.subject = f"agent loop {type(self.loop).__name__}"
             raised = None if definition is None else raised_at(error, definition.file)
-            failure.location = raised or raised_at(error)
+            if (place := raised or raised_at(error)) is not None:
+                failure.location = place
+                failure.add_hint(f"it was raised in {place}: {place.code}")
             if self.counters.incidents.count_of(failure.outcome, failure.subject, failure) < LOGGED:
                 logger.exception("agent loop %s failed in %s", type(self.loop).__name__, episode.turns.trajectory.id)
             raise failure from error

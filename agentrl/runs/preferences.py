@@ -13,6 +13,7 @@ from agentrl.builders.models import build_renderer
 from agentrl.builders.trainers import LearnerParts, build_learner, build_on_ranks, build_reward_model
 from agentrl.config.algorithm import PreferencesConfig
 from agentrl.config.config import SCRATCH, Config
+from agentrl.config.estimate import counted
 from agentrl.errors import ConfigError, UsageError
 from agentrl.observe.model_folder import find_model
 from agentrl.observe.progress import Phase
@@ -43,7 +44,7 @@ class PairsRun(LearningRun):
         return self.config.preferences or PreferencesConfig()
 
     def _say_count(self, pairs: Sequence[object]) -> None:
-        self.say(f"{len(pairs)} pairs from {', '.join(self.settings.sources)}")
+        self.say(f"{counted(len(pairs), 'pair')} from {', '.join(self.settings.sources)}")
 
 
 class PreferenceRun(PairsRun):

@@ -19,6 +19,7 @@ from agentrl.builders.group_extras import check_experts
 from agentrl.builders.models import build_renderer, start_renderer
 from agentrl.builders.trainers import LearnerParts, build_learner, build_on_ranks
 from agentrl.config.config import SCRATCH, Config
+from agentrl.config.estimate import counted
 from agentrl.config.trainer import SFTConfig
 from agentrl.errors import ConfigError, UsageError
 from agentrl.evaluation.periodic import success_now
@@ -184,7 +185,7 @@ class WarmStart(LearningRun):
         """Read the conversations of a file that fit into ``agent.max_tokens``."""
         found = build_sft_dataset(read_chats(file), self._renderer, max_tokens=self.config.agent.max_tokens)
         if found.too_long:
-            self.say(f"{found.too_long} conversations are longer than agent.max_tokens and are left out")
+            self.say(f"left out: {counted(found.too_long, 'conversation')} longer than agent.max_tokens")
         return found.trajectories
 
     def is_enough(self, parts: LearnerParts, base: str) -> bool:

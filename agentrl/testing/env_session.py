@@ -22,6 +22,7 @@ from agentrl.errors.foreign import DaemonThreads
 from agentrl.message import Content, ImagePart
 from agentrl.rollout.env_returns import (
     check_actions,
+    check_environment,
     check_expert,
     check_expert_action,
     check_final_reward,
@@ -199,7 +200,7 @@ class EnvSession:
     """Session with an environment, made by calling `make` with `options`; its methods may be coroutines."""
 
     def __init__(self, make: Callable[..., Any], options: Mapping[str, Any]) -> None:
-        self.env = make_environment(make, options)
+        self.env = check_environment(make_environment(make, options))
         self._runner = asyncio.Runner()
         self._longest_step_s = 0.0
 

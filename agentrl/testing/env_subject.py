@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import enum
 import json
+import logging
 import os
 import pickle
 import subprocess
@@ -13,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -141,6 +142,17 @@ def _play_requested(request: bytes, tasks: Sequence[Task], steps: int) -> dict[s
         return {"failure": reason} if session else {"unknown": f"a new process cannot make the environment: {reason}"}
 
 
+def process_settings() -> dict[str, object]:
+    """Return settings that all threads of this process share; those of PyTorch have defaults if it is not imported."""
+    torch = sys.modules.get("torch")
+    return {
+        "the current folder": os.getcwd(),
+        "logging.disable": logging.root.manager.disable,
+        "torch.set_default_dtype": str(torch.get_default_dtype()) if torch else "torch.float32",
+        "torch.use_deterministic_algorithms": torch.are_deterministic_algorithms_enabled() if torch else False,
+    }
+
+
 class CheckDepth(enum.StrEnum):
     """Amount of play in a check."""
 
@@ -207,6 +219,8 @@ class Subject:
     effort: Effort
     plays_elsewhere: bool
     """True if a rule needs play in a new process; it comes first, because the environment may end its process."""
+    settings: Mapping[str, object] = field(default_factory=process_settings)
+    """Settings of this process before any play."""
 
     @contextmanager
     def session(self) -> Iterator[EnvSession]:

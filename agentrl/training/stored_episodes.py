@@ -15,6 +15,7 @@ from typing import Any
 from agentrl.config import load_config
 from agentrl.config.algorithm import PreferencesConfig
 from agentrl.config.config import SCRATCH
+from agentrl.config.estimate import counted
 from agentrl.errors import ConfigError, UsageError, shorten
 from agentrl.message import Message
 from agentrl.message.data_file import Row, message_rows, read_rows
@@ -89,7 +90,7 @@ def _without_useless(pairs: Sequence[Pair], *, max_tokens: int, say: Callable[[s
         f"longer than agent.max_tokens ({max_tokens:,})": len(pairs) - len(fitting),
         "whose two sides are equal": len(fitting) - len(useful),
     }
-    counts = [f"{number} pairs {reason}" for reason, number in left_out.items() if number]
+    counts = [f"{counted(number, 'pair')} {reason}" for reason, number in left_out.items() if number]
     if not useful:
         raise UsageError("no pair can be learned from", got=", ".join(counts), expected="shorter pairs that differ")
     for count in counts:

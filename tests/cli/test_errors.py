@@ -204,6 +204,12 @@ def failing(error: Exception) -> Callable[[], None]:
         (TrainingError("gradients are not finite", got="nan"), 1, "error: gradients are not finite: got nan"),
         (UsageError("no such thing"), 2, "error: no such thing"),
         (ZeroDivisionError("division by zero"), 1, "error: ZeroDivisionError: division by zero"),
+        (
+            PermissionError(13, "Permission denied", "a.yaml"),
+            2,
+            "error: cannot open a.yaml: got Permission denied, exp",
+        ),
+        (PermissionError(1, "Operation not permitted"), 1, "error: PermissionError: [Errno 1] Operation not permitted"),
     ],
 )
 def test_exit_codes_by_kind_of_error(
@@ -216,6 +222,14 @@ def test_exit_codes_by_kind_of_error(
     assert "Traceback" not in ended.err
     with pytest.raises(type(error)):
         agentrl("config", "list", "--debug")
+
+
+def test_a_folder_that_may_not_be_read_is_named(agentrl: Cli, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (workplace / "theirs").mkdir()
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may read everything
+    ended = agentrl("report", "theirs")
+    assert ended.code == 2
+    assert ended.err.startswith("error: cannot open theirs: got Permission denied, expected a file or folder that this")
 
 
 def test_an_interruption_is_exit_code_130(agentrl: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,6 +256,21 @@ def test_a_config_key_with_dashes_is_told_without_them(agentrl, word, said):
         ("train quickstart --steps 5", "--steps is not an option. Config keys have no dashes: trainer.steps=VALUE"),
         ("train quickstart --num-generations=8", "algorithm.group_size=VALUE"),
         ("sft quickstart --epochs 3", "sft.epochs=VALUE"),
+        ("sft quickstart --lr 1e-5", "sft.learning_rate=VALUE"),
+        ("sft quickstart --dataset rows.jsonl", "--dataset is not an option. Did you mean --data?"),
+        ("dpo --dataset rows.jsonl", "Did you mean --from?"),
+        ("dpo --from rows.jsonl --beta 0.1", "preferences.loss_options.beta=VALUE"),
+        ("dpo --from rows.jsonl --lr 0.1", "preferences.learning_rate=VALUE"),
+        ("reward-model --from rows.jsonl --num_train_epochs=2", "preferences.epochs=VALUE"),
+        ("eval quickstart --num-examples 5", "--num-examples is not an option. Did you mean --tasks?"),
+        ("eval quickstart -n 5", "-n is not an option. Did you mean --tasks?"),
+        ("eval quickstart -r3", "-r is not an option. Did you mean --samples?"),
+        ("eval quickstart --epochs 3", "--epochs is not an option. Did you mean --samples?"),
+        ("eval quickstart --base_url=http://127.0.0.1:1", "--base_url is not an option. Did you mean --url?"),
+        ("eval quickstart --max-tokens 9", "agent.max_answer_tokens=VALUE"),
+        ("eval quickstart --api-key k", "engine.api_key_variable=VALUE"),
+        ("train quickstart --max-tokens 9", "agent.max_answer_tokens=VALUE"),
+        ("train quickstart --resume-from-checkpoint x", "Did you mean --resume?"),
         ("train --config my.yaml", "--config is not an option. The config is an argument: agentrl train FILE.yaml"),
         ("train quickstart --modle x", "Possible options: --model"),
         ("env check guess_number --steps 5", "No such option: --steps"),

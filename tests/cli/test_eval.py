@@ -226,6 +226,21 @@ def test_problems_are_kept_for_the_same_evaluation_found_again(agentrl: Cli, wor
     assert counts[0] == counts[1], "all episodes were found: nothing is counted twice"
 
 
+def test_an_agent_loop_that_raises_is_named_with_its_line(agentrl: Cli, workplace: Path) -> None:
+    lines = [
+        "from agentrl import AgentLoop",
+        "class Bad(AgentLoop):",
+        "    async def run(self, episode):",
+        "        1 / 0",
+    ]
+    (workplace / "raising_loop.py").write_text("\n".join(lines))
+    words = ("eval", "--env", "guess_number", "--policy", "random", "--tasks", "1", "rollout.retries=0")
+    ended = agentrl(*words, "agent.loop=raising_loop:Bad")
+    assert ended.code == 1
+    assert "raising_loop.py line 4: 1 / 0" in ended.err
+    assert "env check" not in ended.err, "the environment is not what failed"
+
+
 def test_a_reward_function_that_raises_is_named_with_its_line(agentrl: Cli, workplace: Path) -> None:
     (workplace / "raising.py").write_text("def bad(trajectory, task):\n    return 1 / 0\n")
     words = ("eval", "--env", "guess_number", "--policy", "random", "--tasks", "1", "rollout.retries=0")

@@ -184,7 +184,7 @@ def test_pairs_of_a_file_that_are_too_long_or_equal_are_left_out(
             [_pair("Guess.", "I say 5.", "No."), DIFFERENT],
             "of {file} line 2 begin with different prompts: got 'A' and 'B'",
         ),
-        ([long, equal], "got 1 pairs longer than agent.max_tokens (300), 1 pairs whose two sides are equal"),
+        ([long, equal], "got 1 pair longer than agent.max_tokens (300), 1 pair whose two sides are equal"),
     ):
         file.write_text("".join(json.dumps(row) + "\n" for row in rows))
         ended = agentrl(*words)
@@ -193,7 +193,7 @@ def test_pairs_of_a_file_that_are_too_long_or_equal_are_left_out(
     array = workplace / "pairs.json"
     array.write_text(json.dumps([long, equal]))
     ended = agentrl(*(str(array) if word == str(file) else word for word in words))
-    assert "got 1 pairs longer" in " ".join(ended.err.split()), "JSON arrays are read"
+    assert "got 1 pair longer" in " ".join(ended.err.split()), "JSON arrays are read"
     (workplace / "notes.txt").write_text("Nothing.")
     ended = agentrl(*(str(workplace / "notes.txt") if word == str(file) else word for word in words))
     assert "got a file of another kind" in " ".join(ended.err.split())
@@ -201,7 +201,7 @@ def test_pairs_of_a_file_that_are_too_long_or_equal_are_left_out(
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     ended = agentrl(*words, "preferences.learning_rate=1e-2", "preferences.pairs_per_update=2")
     assert ended.code == 0, ended.err
-    assert "left out: 1 pairs whose two sides are equal" in ended.err
+    assert "left out: 1 pair whose two sides are equal" in ended.err
     assert "4 pairs from" in ended.err
     metrics = read_metrics(workplace / "runs" / "latest" / "metrics.jsonl")
     assert len(metrics) == 2

@@ -37,6 +37,21 @@ def test_the_report_of_a_run(agentrl: Cli, trained_run: Path, workplace: Path) -
     assert (workplace / "out" / "curves.png").is_file()
 
 
+def test_metrics_of_other_programs_do_not_stop_a_report(agentrl: Cli, trained_run: Path, workplace: Path) -> None:
+    copy = Path(shutil.copytree(trained_run, workplace / "foreign", symlinks=True))
+    rows = [
+        {"step": 1, "reward/mean": "high", "success/mean": -3, "episodes": "4", "time/step_s": [1]},
+        {"step": 2, "reward/mean": 0.5, "success/mean": 7, "episodes": 4},
+        {"step": 3, "eval/success": 0.5, "eval/at_step": None, "eval/success_low": None, "success/mean": {"a": 1}},
+    ]
+    (copy / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    ended = agentrl("report", "foreign")
+    assert ended.code == 0, ended.err
+    text = (copy / "report.md").read_text()
+    assert "| reward, first and last quarter | 0.500, 0.500 |" in text
+    assert "| training success, last quarter | unknown |" in text
+
+
 def test_runs_of_two_seeds_share_a_curve(agentrl: Cli, trained_run: Path, workplace: Path) -> None:
     for seed in (0, 1):
         copy = Path(shutil.copytree(trained_run, workplace / f"seed-{seed}", symlinks=True))

@@ -275,6 +275,11 @@ def test_the_page_goes_into_a_folder_that_is_made(agentrl: Cli, trained_run: Pat
     refused = agentrl("view", str(trained_run), "--output", "file/x.html")
     assert refused.code == 2
     assert "cannot write file/x.html" in refused.err
+    (workplace / "game.py").write_text("mine")
+    refused = agentrl("view", str(trained_run), "--output", "game.py")
+    assert (refused.code, (workplace / "game.py").read_text()) == (2, "mine")
+    assert "game.py already exists" in refused.err
+    assert agentrl("view", str(trained_run), "--output", "new/dir/x.html").code == 0, "a page may be written again"
 
 
 def test_failed_episodes_alone_are_shown(agentrl: Cli, workplace: Path) -> None:

@@ -226,11 +226,8 @@ def test_the_file_is_read_then_overrides_win_in_order(config_file):
             ["agent.reward=[{name: x, weight: 1, weight: 2}]"],
             "agent.reward.0.weight is given twice",
         ),
-        (
-            "environment: a\n",
-            ["run.name=12"],
-            """run.name: got 12, expected text; in quotes, it is text: run.name='"12"'""",
-        ),
+        ("environment: a\n", ["run.name=12"], """got 12, expected text; in quotes, it is text: run.name='"12"'"""),
+        ("environment: a\nrun: {name: 12}\n", [], 'got 12, expected text; in quotes, it is text: name: "12"'),
         ("environment: a\n", ["engine=VLLM"], "'sglang'; did you mean 'vllm'?"),
         ("environment: a\n", ["model.device=gpu"], "model.device: got 'gpu', expected auto, cpu, cuda or cuda:N"),
         ("environment: a\n", ["+trainer.steps=5"], "is not valid, expected trainer.steps=5"),
@@ -564,7 +561,7 @@ def test_auto_asks_for_gpus_that_are_not_hidden(tmp_path, monkeypatch):
 
 def test_every_name_of_another_framework_leads_to_a_key():
     known = {".".join(key) for key in all_keys()}
-    options = {"algorithm.loss_options.clip_low", "algorithm.loss_options.clip_high"}
+    options = {"algorithm.loss_options.clip_low", "algorithm.loss_options.clip_high", "preferences.loss_options.beta"}
     assert {*OTHER_NAMES.values(), *WHOLE_KEYS.values()} <= known | options
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from support.waiting import wait_until
 
 from agentrl.testing import check_env
@@ -93,6 +94,21 @@ def test_sound_environments_have_no_fault(name: str) -> None:
     assert complaints(check(name)) == {}
 
 
+@pytest.mark.parametrize(
+    ("name", "words"), [("Doubled", "changes torch.set_default_dtype for"), ("Moved", "changes the current folder for")]
+)
+def test_changed_settings_of_the_process_are_recommended_to_stay_in_one(
+    name: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(Path.cwd())  # and back
+    before = torch.get_default_dtype()
+    try:
+        (row,) = check(name, only=("is isolated enough",)).rows
+    finally:
+        torch.set_default_dtype(before)
+    assert (row.status, words in row.detail) == (WARNED, True), row
+
+
 def test_a_list_that_is_none_is_named() -> None:
     (row,) = check("NoList", only=("accepts admissible actions",)).rows
     assert (row.status, row.detail) == (SKIPPED, "admissible_actions() returns None")
@@ -111,6 +127,7 @@ UNPLAYABLE = [
     ("Functions", "a tool of the environment is invalid: got builtin_function_or_method"),
     ("HintMethod", "action_hint of the environment is invalid: got method"),
     ("WrittenKey", "state_key is invalid: got str 'key', expected a method"),
+    ("number", "the created environment is invalid: got int 7, expected an object with reset, step and close"),
 ]
 
 

@@ -98,6 +98,29 @@ def test_other_actions_are_numbers(space: spaces.Space[Any], said: str, understo
 
 
 @pytest.mark.parametrize(
+    "space",
+    [
+        spaces.MultiDiscrete([3, 4]),
+        spaces.MultiDiscrete([2, 2], start=[5, -3]),
+        spaces.MultiBinary((2, 2)),
+        spaces.Box(-1, 1, (2,), dtype=np.float16),
+        spaces.Box(0.3, 7, (3,), dtype=np.float64),
+        spaces.Box(-np.inf, np.inf, (2,)),
+        spaces.Box(200, 255, (2,), dtype=np.uint8),
+    ],
+)
+def test_random_numbers_and_the_example_of_the_hint_are_actions(space: spaces.Space[Any]) -> None:
+    env = TextAdapter(Line(space))
+    assert env.parse(env.action_hint.rpartition(": ")[2]) is not None
+    env.action_space.seed(3)
+    texts = [env.action_space.sample() for _ in range(20)]
+    assert all(env.parse(text) is not None for text in texts)
+    env.action_space.seed(3)
+    assert texts == [env.action_space.sample() for _ in range(20)]
+    assert len(set(texts)) > 3
+
+
+@pytest.mark.parametrize(
     ("space", "value", "text"),
     [
         (spaces.Discrete(4), np.int64(2), "2"),

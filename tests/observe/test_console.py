@@ -56,6 +56,14 @@ def test_messages_may_be_lost_without_ending_the_program(monkeypatch, lost):
     assert written
 
 
+def test_results_that_cannot_be_written_are_an_error_in_one_line(monkeypatch, capfd):
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        with console.kept_streams(), pytest.raises(UsageError, match="cannot be written: got No space left on device"):
+            console.out.print("a result")
+    assert "Traceback" not in capfd.readouterr().err
+
+
 def printed(thing, **options):
     target = io.StringIO()
     VisibleConsole(file=target, width=200, **options).print(thing)

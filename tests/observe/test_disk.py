@@ -1,5 +1,7 @@
+import errno
 import os
 import resource
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -17,6 +19,23 @@ def test_a_full_disk_is_one_clear_message(tmp_path):
     full = Path("/dev/full")
     with pytest.raises(UsageError, match=r"cannot write .*: got no space left.*--resume"), writing(tmp_path):
         full.write_text("x")
+
+
+def test_copies_that_fill_the_disk_or_fail_give_one_reason(tmp_path):
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "a").touch()
+
+    def copy(reason):
+        def fail(*_):
+            raise OSError(reason, os.strerror(reason))
+
+        with writing(tmp_path / "copy"):
+            shutil.copytree(tmp_path / "source", tmp_path / "copy", copy_function=fail, dirs_exist_ok=True)
+
+    with pytest.raises(UsageError, match="copy: got no space left, expected free disk space"):
+        copy(errno.ENOSPC)
+    with pytest.raises(UsageError, match=r"copy: got \[Errno 13\] Permission denied, expected a writable folder"):
+        copy(errno.EACCES)
 
 
 @pytest.mark.parametrize("name", ["", "file/result.json", "taken"])

@@ -172,7 +172,7 @@ async def play_one_step(pool, fault="none"):
         ("raise", r"failed: got ValueError: boom\. It was raised in \S*rollout_worlds\.py line \d+: raise ValueError"),
         (
             "four",
-            r"failed: got step returned 4 values, expected 5: [\w, ]+\. Check the environment with: "
+            r"failed: step returned 4 values, expected 5: [\w, ]+\. Check the environment with: "
             r"agentrl env check world$",
         ),
     ],

@@ -150,10 +150,11 @@ class Failing(AgentLoop):
 async def test_the_failure_of_a_loop_names_the_loop_and_its_line(make_runner, play, worlds):
     runner = make_runner(worlds.Corridor, "forward")
     runner.loop = Failing()
-    await play(runner)
+    trajectory = await play(runner)
     (found,) = runner.counters.incidents.found.values()
     lines, first = inspect.getsourcelines(Failing)
     assert (found.subject, found.file, found.line) == ("agent loop Failing", __file__, first + len(lines) - 1)
+    assert trajectory.error.endswith(f'It was raised in {__file__} line {found.line}: raise KeyError("x")')
 
 
 class Silent(AgentLoop):

@@ -1,6 +1,7 @@
 """Environments with one fault each, for the environment check."""
 
 import asyncio
+import importlib
 import os
 import signal
 import sys
@@ -262,3 +263,25 @@ class Passing(Sound):
 
     def reset(self, **k: Any) -> Any:
         return super().reset(**k)
+
+
+class Doubled(Sound):
+    """Changes the data type of the whole process."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        torch = importlib.import_module("torch")  # a global name would be native code of this module
+        torch.set_default_dtype(torch.float64)
+        return super().reset(seed=seed, options=options)
+
+
+class Moved(Sound):
+    """Changes the current folder."""
+
+    def step(self, action: str) -> Any:
+        os.chdir("/")
+        return super().step(action)
+
+
+def number() -> int:
+    """Not an environment."""
+    return 7

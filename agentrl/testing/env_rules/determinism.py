@@ -35,7 +35,7 @@ from agentrl.testing.env_session import (
     replay,
     replay_in,
 )
-from agentrl.testing.env_subject import Subject, transcript, until
+from agentrl.testing.env_subject import Subject, process_settings, transcript, until
 from agentrl.testing.report import RuleFailed, RuleSkipped, RuleWarned, rule
 
 _TASKS_COMPARED = 32
@@ -219,9 +219,9 @@ def _walk(session: EnvSession, seed: int) -> list[StepSnapshot]:
     return moments
 
 
-@rule("state `isolation=Isolation.PROCESS`, where a crash only ends the episodes of one worker")
+@rule("state `isolation=Isolation.PROCESS`, where crashes and changed settings concern the episodes of one worker only")
 def is_isolated_enough(subject: Subject) -> str:
-    """Environments that may end the process (by native code or their own threads) run in worker processes."""
+    """Environments that may end the process, or change settings of all its threads, run in worker processes."""
     if subject.spec.isolation_under(subject.options) is Isolation.PROCESS:
         raise RuleSkipped("it runs in worker processes")
     before = set(threading.enumerate())
@@ -229,11 +229,13 @@ def is_isolated_enough(subject: Subject) -> str:
         session.reset(subject.tasks[0])
         started = [thread.name for thread in set(threading.enumerate()) - before]
         native = _native_packages(type(getattr(session.env, "unwrapped", session.env)))
+    if changed := [name for name, value in process_settings().items() if value != subject.settings[name]]:
+        raise RuleWarned(f"it changes {', '.join(changed)} for the whole process: the trainer and other episodes, too")
     if own := [name for name in started if not name.startswith(_THREADS_OF_PYTHON)]:
         raise RuleWarned(f"it starts threads ({', '.join(sorted(own)[:3])}): a crash in one of them ends the run")
     if native:
         raise RuleWarned(f"its module uses native code ({', '.join(native[:3])}): a crash there ends the run")
-    return "no native code and no threads found"
+    return "no native code, threads and changed settings found"
 
 
 def _native_packages(kind: type) -> list[str]:
