@@ -403,6 +403,13 @@ class TaskCursor:
         """Return the task at a position of the endless order, without moving the cursor."""
         return self.source[self._index(position)]
 
+    def has_tasks_of(self, other: TaskCursor) -> bool:
+        """Return True if both cursors have the same tasks; not known of remote sources, whose tasks must be fetched."""
+        own, others = self.source, other.source
+        if self._remote is not None or len(own) != len(others):
+            return False
+        return task_contents(own[0]) == task_contents(others[0]) and self._digest() == other._digest()
+
     def _index(self, position: int) -> int:
         epoch, offset = divmod(position, len(self.source))
         if not self.shuffle:

@@ -16,6 +16,7 @@ from agentrl.builders.models import check_model, resolve_model
 from agentrl.config import load_config
 from agentrl.config.config import Config
 from agentrl.config.derived import EnvironmentConfigs, per_environment_configs
+from agentrl.config.step_settings import environment_stages
 from agentrl.env.lookup import resolve_environment
 from agentrl.errors import UsageError, did_you_mean
 from agentrl.evaluation.evaluate import PolicyKind, open_policy
@@ -113,7 +114,8 @@ def make_replay_request(
 
 def _environment_of(config: Config, episode: Trajectory) -> EnvironmentConfigs:
     """Return the environment of a run that an episode was played in."""
-    parts = [p for p in per_environment_configs(config) if p.config.sole_environment.name == episode.environment]
+    played = (*per_environment_configs(config), *environment_stages(config))
+    parts = [part for part in played if part.config.sole_environment.name == episode.environment]
     labelled = [part for part in parts if episode.group_id.partition("-")[2] == f"{part.label}-{episode.task_id}"]
     if not parts:
         raise UsageError(

@@ -42,8 +42,8 @@ class Group:
 
     @property
     def id(self) -> str:
-        """Id of the group, unique in the run."""
-        return "-".join(filter(None, (str(self.position), self.draw.environment, self.task.id)))
+        """Id of the group, unique in the run; a resumed run may draw the task of a position in another stage."""
+        return "-".join(filter(None, (str(self.position), self.draw.settings, self.task.id)))
 
     @property
     def is_complete(self) -> bool:

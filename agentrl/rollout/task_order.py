@@ -98,6 +98,9 @@ class TaskSampler:
         environment = self._next_environment()
         stage = bisect.bisect_right(self._stages.get(environment, ()), self.step)
         cursor = self._cursors[stage_label(environment, stage)]
+        if stage and not cursor.position:  # the stage begins
+            earlier = [self._cursors[stage_label(environment, number)] for number in range(stage)]
+            cursor.position = max((one.position for one in earlier if cursor.has_tasks_of(one)), default=0)
         while True:
             if cursor.misses(1):
                 self._turns[environment] -= 1  # the next call chooses the same environment

@@ -26,8 +26,11 @@ from agentrl.evaluation.replay import (
 )
 from agentrl.observe.run_folder import RunDirectory
 from agentrl.observe.trajectory_store import TrajectoryStore, read_trajectories
+from agentrl.rollout.groups import Group
+from agentrl.rollout.task_order import SampledTask
 from agentrl.runs.rl import train
 from agentrl.runs.start import Run
+from agentrl.task import Task
 from agentrl.trajectory import Source, TokenSequence, Trajectory, Turn
 
 Cli = Callable[..., Any]
@@ -248,3 +251,15 @@ def test_an_episode_of_a_run_with_several_environments_has_its_own_config() -> N
     one.environment = "bandit"
     with pytest.raises(UsageError, match="not an environment of the run"):
         _environment_of(config, one)
+
+
+def test_an_episode_of_a_later_stage_has_the_options_of_its_stage() -> None:
+    """The recorded answers were repeated in the environment of the first stage."""
+    stage = "schedules={2: {environment.options.size: 7}}"
+    config = load_config(None, ["environment={name: maze, options: {size: 5}}", stage, "trainer.steps=4"])
+    one = episode(1)
+    one.environment, one.task_id = "maze", "train-3"
+    for number, size in ((0, 5), (1, 7)):
+        draw = SampledTask(environment="", place=7, task=Task(id="train-3", environment="maze"), stage=number)
+        one.group_id = Group(position=7, draw=draw, size=2).id
+        assert _environment_of(config, one).config.sole_environment.options["size"] == size

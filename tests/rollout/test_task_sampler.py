@@ -55,6 +55,35 @@ def test_one_environment_is_its_cursor():
     assert [sampler.next().task for _ in range(30)] == [cursor.next() for _ in range(30)]
 
 
+def order_of(tasks):
+    cursor = TaskCursor(tasks, seed=0)
+    return [cursor.next().id for _ in tasks]
+
+
+def draws_in_stages(rows):
+    """Draw eight tasks in each of five steps; each set of rows begins a stage of two steps."""
+    stages = {"" if number == 0 else f"~{number}": tasks for number, tasks in enumerate(rows)}
+    starts = {"": range(2, 2 * len(rows), 2)}
+    sampler = TaskSampler(stages, seed=0, stages=starts)
+    drawn = []
+    for _ in range(5):
+        for _ in range(8):
+            saved, sampler = sampler.state_dict(), TaskSampler(stages, seed=0, stages=starts)
+            sampler.load_state_dict(json.loads(json.dumps(saved)))
+            drawn.append(sampler.next().task.id)
+        sampler.learn([])
+    return drawn
+
+
+def test_a_stage_with_the_same_tasks_continues_their_order():
+    """A stage that only changed options repeated the tasks of the stage before, and left others out."""
+    tasks, others = ([Task(id=f"{name}{number}", environment="w") for number in range(40)] for name in "ab")
+    assert len(set(draws_in_stages([tasks, list(tasks)]))) == 40
+    assert len(set(draws_in_stages([SeedTasks("w", size=40)] * 3))) == 40
+    returning = draws_in_stages([tasks, others, tasks])
+    assert returning == order_of(tasks)[:16] + order_of(others)[:16] + order_of(tasks)[16:24]
+
+
 CURRICULA = [
     {},
     {"horizon": {"turns": [3, 5, 9], "at_steps": [0, 2, 4]}},
