@@ -13,6 +13,7 @@ from agentrl.observe.trajectory_store import read_trajectories
 from agentrl.runs.rl import train
 from agentrl.runs.sft import warm_start
 from agentrl.runs.start import resume_run
+from agentrl.training.episode_export import sft_rows
 
 LOOP = ("agent={loop: 'two_agents:Telling', options: {}}", "agent.max_answer_tokens=6", "agent.max_tokens=256")
 
@@ -133,6 +134,18 @@ def test_the_terminal_shows_who_spoke(tiny_run):
     shown = episode_text(trajectory, str).plain.splitlines()
     assert "user: in text, without tokens" in shown
     assert "assistant" in shown
+
+
+def test_unusable_answers_of_an_agent_with_a_user_are_not_exported(tiny_run):
+    """No answer was found to be unusable, because the answers of the user's turns are not stored."""
+    react = "agent.options={format: react}"
+    run = tiny_run(*GUESTS, react, "trainer.steps=1", name="exported")
+    train(run)
+    stored = list(read_trajectories(run.folder.trajectories, messages=True))
+    answers = [turn for one in stored for turn in one.trajectory.turns if turn.role == "assistant"]
+    assert not any(turn.valid for turn in answers)
+    exported = sft_rows(stored, {})
+    assert (exported.rows, exported.left_out["without a usable answer"]) == ([], len(stored))
 
 
 def test_demonstrations_hold_nothing_of_the_user(tiny_run):
