@@ -18,6 +18,7 @@ from agentrl.errors import ConfigError, RewardFailure, UsageError, with_location
 from agentrl.errors.deadlines import async_boundary
 from agentrl.observe.run_folder import RunDirectory
 from agentrl.observe.trajectory_index import EpisodeFilter, EpisodeRow, TrajectoryIndex
+from agentrl.observe.trajectory_record import environment_label
 from agentrl.observe.trajectory_store import StoredTrajectory
 from agentrl.reward import Score, Scorer, checked_score, rewards_differ, with_role_rewards
 from agentrl.rollout.env_workers import ThreadWorker
@@ -136,7 +137,7 @@ def find_environment(parts: Sequence[EnvironmentConfigs], played: Trajectory | E
         UsageError: the run has no environment of this name.
     """
     own = [part for part in parts if part.config.sole_environment.name == played.environment]
-    labelled = [part for part in own if played.group_id.partition("-")[2] == f"{part.label}-{played.task_id}"]
+    labelled = [part for part in own if part.label == environment_label(played.group_id, played.task_id)]
     if not own:
         raise UsageError(
             f"episode {played.id} was played in {played.environment}, which is not an environment of the run",

@@ -121,3 +121,13 @@ def _turns(rows: Iterable[Mapping[str, Any]]) -> Iterator[Turn]:
         values = {name: row[name] for name in _TURN_FIELDS if name in row}
         seconds = {name: row["timings"][name] for name in _TIMING_FIELDS if name in row["timings"]}
         yield Turn(**values, timings=TurnTimings(**seconds))
+
+
+def environment_label(group_id: str, task_id: str) -> str:
+    """Return the label of a group's environment in its run, with the stage; empty for the only environment.
+
+    >>> environment_label("7-easy~1-train-3", "train-3"), environment_label("7-train-3", "train-3")
+    ('easy~1', '')
+    """
+    position, _, rest = group_id.partition("-")
+    return rest.removesuffix(task_id).removesuffix("-") if position.isdecimal() and rest.endswith(task_id) else ""

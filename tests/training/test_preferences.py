@@ -117,6 +117,15 @@ def test_pairs_are_the_best_with_the_worst_of_a_task(make_trajectory):
     assert make_pairs([*members, elsewhere], by="rewards", per_task=1) == found[:1], "another task"
 
 
+def test_rows_of_different_files_with_the_same_id_are_different_tasks(make_trajectory):
+    """Two environments of a run read files whose rows are numbered from 1."""
+    rng = random.Random(2)
+    played = [make_trajectory(rng, "a", member, reward=float(member)) for member in range(4)]
+    for trajectory, group in zip(played, ("7-easy-1", "8-hard-1", "9-easy~1-1", "31-hard-1"), strict=True):
+        trajectory.task_id, trajectory.group_id = "1", group
+    assert make_pairs(played, by="rewards", per_task=9) == [Pair(better=played[3], worse=played[1])]
+
+
 def test_pairs_of_several_agents_are_made_per_role(make_trajectory):
     """In a zero-sum game, the episodes' rewards are equal: who won them says which answers are better."""
     rng = random.Random(2)
