@@ -91,6 +91,7 @@ class Group:
         return GroupOutcome(
             position=self.position,
             environment=self.draw.environment,
+            order=self.draw.order,
             task_id=self.task.id,
             task_type=self.task.type,
             horizon=self.draw.horizon,
