@@ -68,7 +68,7 @@ class Debate(TextLoop):
         debaters: Number of debaters; their roles are ``debater_1``, ``debater_2``, ….
         rounds: Number of answers of each debater per step.
         decide: ``judge``, an additional role that reads the last answers, or ``vote``: the most frequent last action;
-            the seed of the task breaks ties.
+            the task breaks ties (`Task.pick`).
         own_reward: Gives each debater the reward that the environment would have given for its own answer: the
             ``first`` of the episode, which no other debater has influenced, or the ``last`` before the first step.
             The environment needs snapshots. ``none``: all debaters get only the episode's reward.
@@ -174,7 +174,7 @@ class Debate(TextLoop):
         votes = Counter(map(_vote, debate.actions.values()))
         most = max(votes.values())
         chosen = [vote for vote, count in votes.items() if count == most]
-        winner = chosen[episode.task.seed % len(chosen)]
+        winner = chosen[episode.task.pick(len(chosen))]
         return next(action for action in debate.actions.values() if _vote(action) == winner)
 
     async def _pay(self, episode: Episode, debate: _Debate) -> None:

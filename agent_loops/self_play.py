@@ -24,8 +24,8 @@ class SelfPlay(TextLoop):
 
     Args:
         roles: Names of the roles, one for each player, in the order of the environment's players.
-        rotate: Let the seed of the task decide who plays first, for roles that differ, such as an opponent that is not
-            trained. All episodes of a task have the same order.
+        rotate: Let the task decide who plays first (`Task.pick`), for roles that differ, such as an untrained opponent.
+            All episodes of a task have the same order.
         unfinished: Reward of a role that has used up its tokens; of every role if the turns or the seconds are spent.
     """
 
@@ -76,7 +76,7 @@ class SelfPlay(TextLoop):
                 expected=f"{len(self.roles)} players",
                 hint="set environment.options={opponent: self}, if it has this option, or agent.options.roles",
             )
-        first = episode.task.seed % len(names) if self.rotate else 0
+        first = episode.task.pick(len(names)) if self.rotate else 0
         return dict(zip(names, [*self.roles[first:], *self.roles[:first]], strict=True))
 
     async def _show(self, episode: Episode, observation: Content) -> Content:

@@ -8,6 +8,7 @@ import hashlib
 import json
 import logging
 import random
+import zlib
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Mapping, Sequence
@@ -52,6 +53,13 @@ class Task:
             messages = tuple(replace(one, tool_calls=tuple(map(_copy_call, one.tool_calls))) for one in messages)
         options, ground_truth, columns = copy_containers((self.options, self.ground_truth, self.columns))
         return replace(self, messages=messages, options=options, ground_truth=ground_truth, columns=columns)
+
+    def pick(self, count: int) -> int:
+        """Return a number below `count` that is the same in all episodes of the task, for a choice between equals.
+
+        It is the seed modulo `count`. Rows of a task file without a seed have seed 0; for these, the id decides.
+        """
+        return (self.seed or zlib.crc32(self.id.encode())) % count
 
 
 def _copy_call(call: ToolCall) -> ToolCall:
@@ -394,6 +402,13 @@ class TaskCursor:
     def at(self, position: int) -> Task:
         """Return the task at a position of the endless order, without moving the cursor."""
         return self.source[self._index(position)]
+
+    def has_tasks_of(self, other: TaskCursor) -> bool:
+        """Return True if both cursors have the same tasks; not known of remote sources, whose tasks must be fetched."""
+        own, others = self.source, other.source
+        if self._remote is not None or len(own) != len(others):
+            return False
+        return task_contents(own[0]) == task_contents(others[0]) and self._digest() == other._digest()
 
     def _index(self, position: int) -> int:
         epoch, offset = divmod(position, len(self.source))

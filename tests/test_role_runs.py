@@ -1,5 +1,6 @@
 """Whole runs of several agents on one policy."""
 
+import asyncio
 from statistics import fmean
 
 import pytest
@@ -8,11 +9,20 @@ from support.token_tables import check_token_tables
 
 from agentrl.cli.token_text import episode_text
 from agentrl.errors import ConfigError
+from agentrl.evaluation.rescoring import (
+    RescoringRequest,
+    RescoringSummary,
+    environments_played,
+    find_scorers,
+    find_tasks,
+    rescore,
+)
 from agentrl.observe.metrics import read_metrics
 from agentrl.observe.trajectory_store import read_trajectories
 from agentrl.runs.rl import train
 from agentrl.runs.sft import warm_start
 from agentrl.runs.start import resume_run
+from agentrl.training.episode_export import sft_rows
 
 LOOP = ("agent={loop: 'two_agents:Telling', options: {}}", "agent.max_answer_tokens=6", "agent.max_tokens=256")
 
@@ -34,6 +44,25 @@ def test_two_roles_train_on_one_policy_and_go_on_bit_for_bit(tiny_run):
     train(cut)
     train(resume_run(cut.folder.path, ["trainer.steps=4"]))
     assert numbers(cut.folder.path) == lines
+
+
+async def rescore_run(run):
+    parts = environments_played(run.config)
+    request, summary = RescoringRequest(run=run.folder, parts=parts), RescoringSummary()
+    tasks = find_tasks(parts, request.tasks_by_environment())
+    return [one async for one in rescore(request, tasks, find_scorers(parts), summary)], summary
+
+
+def test_rescored_episodes_keep_the_rewards_of_single_roles(tiny_run):
+    opposites = LOOP[0].replace("Telling", "Opposites")
+    run = tiny_run(opposites, *LOOP[1:], "trainer.steps=1", name="rescored")
+    train(run)
+    found, summary = asyncio.run(rescore_run(run))
+    assert any(one.trajectory.own_rewards for one in found)
+    for one in found:
+        assert one.score.reward == pytest.approx(one.trajectory.reward)
+        assert sum(one.score.sources.values()) == pytest.approx(one.score.reward)
+    assert summary.to_json()["changed"] == 0
 
 
 def test_a_role_can_be_left_out_of_training(tiny_run):
@@ -133,6 +162,18 @@ def test_the_terminal_shows_who_spoke(tiny_run):
     shown = episode_text(trajectory, str).plain.splitlines()
     assert "user: in text, without tokens" in shown
     assert "assistant" in shown
+
+
+def test_unusable_answers_of_an_agent_with_a_user_are_not_exported(tiny_run):
+    """No answer was found to be unusable, because the answers of the user's turns are not stored."""
+    react = "agent.options={format: react}"
+    run = tiny_run(*GUESTS, react, "trainer.steps=1", name="exported")
+    train(run)
+    stored = list(read_trajectories(run.folder.trajectories, messages=True))
+    answers = [turn for one in stored for turn in one.trajectory.turns if turn.role == "assistant"]
+    assert not any(turn.valid for turn in answers)
+    exported = sft_rows(stored, {})
+    assert (exported.rows, exported.left_out["without a usable answer"]) == ([], len(stored))
 
 
 def test_demonstrations_hold_nothing_of_the_user(tiny_run):

@@ -19,6 +19,13 @@ def test_splits_of_seed_tasks_share_no_seed() -> None:
     assert len(set.union(*seeds.values())) == 150
 
 
+def test_tasks_choose_differently_with_and_without_seeds() -> None:
+    """In a file without seeds, the same player always went first, and the same debater won every tie."""
+    assert [SeedTasks("x", "test")[i].pick(2) for i in range(1, 5)] == [1, 0, 1, 0]
+    without = [Task(id=str(number), environment="x").pick(3) for number in range(1, 301)]
+    assert all(80 < without.count(choice) < 120 for choice in range(3))
+
+
 def test_an_unknown_split_is_refused() -> None:
     with pytest.raises(UsageError, match="got tset, expected train or valid or test"):
         SeedTasks("x", "tset")

@@ -14,11 +14,12 @@ from agentrl.builders.adapter_checks import trained_roles
 from agentrl.builders.episodes import RunEnvironment, build_loop
 from agentrl.config.config import AlgorithmConfig, Config
 from agentrl.config.derived import adapter_config, environment_algorithms, per_environment_configs
-from agentrl.config.step_settings import Settings
+from agentrl.config.step_settings import STAGE_MARK, Settings
 from agentrl.engine import SamplingParams
 from agentrl.env.lookup import resolve_environment
 from agentrl.errors import TrainingError, UsageError
 from agentrl.errors.foreign import run_in_own_thread
+from agentrl.observe.trajectory_record import environment_label
 from agentrl.render.renderer import Renderer
 from agentrl.render.translation import Translation, Translator
 from agentrl.rollout.environment_probe import has_expert
@@ -168,10 +169,17 @@ def _build_runners(
     expert = config.algorithm.expert
     if expert is not None and expert.trajectories is not None:
         stored = load_trajectories(expert.trajectories, model_path, {env.spec.name for env in environments})
+        labels = {env.label.partition(STAGE_MARK)[0] for env in environments}
         for env in environments:
-            own = [trajectory for trajectory in stored if trajectory.environment == env.spec.name]
+            own = [one for one in stored if one.environment == env.spec.name and _may_be_of(env.label, one, labels)]
             found[env.label] |= {f"{EXPERT}-{rank}": StoredExpert(own, place=rank) for rank in range(expert.members)}
     return found
+
+
+def _may_be_of(label: str, stored: Trajectory, labels: Set[str]) -> bool:
+    """Return False if a stored episode is of another environment, whose task file may have rows with the same ids."""
+    found = environment_label(stored.group_id, stored.task_id).partition(STAGE_MARK)[0]
+    return found not in labels or found == label.partition(STAGE_MARK)[0]
 
 
 def _policies(config: Config, policy: EngineEpisodePolicy) -> dict[str, EpisodePolicy]:

@@ -17,7 +17,14 @@ from agentrl.cli.start_folder import READ, OptionsHere, in_start_folder
 from agentrl.config import load_config
 from agentrl.config.overrides import reward_words
 from agentrl.errors import UsageError
-from agentrl.evaluation.rescoring import RescoringRequest, RescoringSummary, find_scorers, find_tasks, rescore
+from agentrl.evaluation.rescoring import (
+    RescoringRequest,
+    RescoringSummary,
+    environments_played,
+    find_scorers,
+    find_tasks,
+    rescore,
+)
 from agentrl.observe.console import err, note, out
 from agentrl.observe.files import JsonLinesWriter
 from agentrl.observe.run_folder import require_run
@@ -57,13 +64,14 @@ def rescore_command(
     reward, output = given.names(reward), given.output(output)
     with in_start_folder(folder.path, READ):
         config = load_config(folder.config_file, [*reward_words(reward), *(WITHOUT_OTHERS if reward else [])])
-        scorers = find_scorers(config)
-        request = RescoringRequest(run=folder, first_step=first_step, task_id=task)
+        parts = environments_played(config)
+        scorers = find_scorers(parts)
+        request = RescoringRequest(run=folder, parts=parts, first_step=first_step, task_id=task)
         wanted = request.tasks_by_environment()
         total = sum(tasks.total() for tasks in wanted.values())
         if not total:
             raise UsageError(f"no matching episode in {folder.path}", hint="see agentrl view --help")
-        tasks, summary = find_tasks(config, wanted), RescoringSummary()
+        tasks, summary = find_tasks(parts, wanted), RescoringSummary()
 
         async def score_all() -> None:
             writer = None if output is None else JsonLinesWriter(output)

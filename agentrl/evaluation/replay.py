@@ -15,12 +15,12 @@ from agentrl.builders.episodes import build_env_pool, build_runner
 from agentrl.builders.models import check_model, resolve_model
 from agentrl.config import load_config
 from agentrl.config.config import Config
-from agentrl.config.derived import EnvironmentConfigs, per_environment_configs
+from agentrl.config.derived import SOLE, per_environment_configs
 from agentrl.env.lookup import resolve_environment
 from agentrl.errors import UsageError, did_you_mean
 from agentrl.evaluation.evaluate import PolicyKind, open_policy
 from agentrl.evaluation.panel import EPISODES_FILE, EpisodeStore, EvaluatedEpisode, task_digest
-from agentrl.evaluation.rescoring import find_tasks
+from agentrl.evaluation.rescoring import environments_played, find_environment, find_tasks
 from agentrl.evaluation.result import MeanInterval, bootstrap_mean, wilson_interval
 from agentrl.evaluation.session import episodes_at_once
 from agentrl.observe.files import first_free, writing
@@ -105,23 +105,10 @@ def make_replay_request(
         *([] if temperature is None else [f"sampling.temperature={temperature}"]),
         "cluster=null",
     ]
-    part = _environment_of(load_config(run.config_file, [*words, *overrides]), episode)
+    part = find_environment(environments_played(load_config(run.config_file, [*words, *overrides])), episode)
     agent = part.config.agent.model_copy(update={"branch": None})
     config = part.config.model_copy(update={"agent": agent})
     return ReplayRequest(run=run, episode=episode, turn=turn, samples=samples, seed=seed, config=config)
-
-
-def _environment_of(config: Config, episode: Trajectory) -> EnvironmentConfigs:
-    """Return the environment of a run that an episode was played in."""
-    parts = [p for p in per_environment_configs(config) if p.config.sole_environment.name == episode.environment]
-    labelled = [part for part in parts if episode.group_id.partition("-")[2] == f"{part.label}-{episode.task_id}"]
-    if not parts:
-        raise UsageError(
-            f"episode {episode.id} was played in {episode.environment}, which is not an environment of the run",
-            got=", ".join(p.config.sole_environment.name for p in per_environment_configs(config)),
-            expected=episode.environment,
-        )
-    return (labelled or parts)[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,8 +200,8 @@ async def replay_episode(request: ReplayRequest, *, say: Callable[[str], None]) 
             f"agent.max_turns, now {config.agent.max_turns}, to curriculum/turns of the episode's step in metrics.jsonl"
         )
     episode = request.episode
-    tasks = find_tasks(config, {episode.environment: [episode.task_id]})
-    task = replace(tasks[episode.environment, episode.task_id], seed=episode.seed)
+    tasks = find_tasks(per_environment_configs(config), {SOLE: [episode.task_id]})
+    task = replace(tasks[SOLE, episode.task_id], seed=episode.seed)
     folder = _new_folder(request)
     pool = build_env_pool(config, spec=resolve_environment(episode.environment))
     store = EpisodeStore(folder / EPISODES_FILE)

@@ -11,14 +11,16 @@ from itertools import islice
 from typing import Any, TypeAlias
 
 from agentrl.config.config import Config
-from agentrl.config.derived import per_environment_configs
+from agentrl.config.derived import EnvironmentConfigs, per_environment_configs
+from agentrl.config.step_settings import environment_stages
 from agentrl.env.lookup import resolve_environment
 from agentrl.errors import ConfigError, RewardFailure, UsageError, with_location
 from agentrl.errors.deadlines import async_boundary
 from agentrl.observe.run_folder import RunDirectory
-from agentrl.observe.trajectory_index import EpisodeFilter, TrajectoryIndex
+from agentrl.observe.trajectory_index import EpisodeFilter, EpisodeRow, TrajectoryIndex
+from agentrl.observe.trajectory_record import environment_label
 from agentrl.observe.trajectory_store import StoredTrajectory
-from agentrl.reward import Score, Scorer, checked_score, rewards_differ
+from agentrl.reward import Score, Scorer, checked_score, rewards_differ, with_role_rewards
 from agentrl.rollout.env_workers import ThreadWorker
 from agentrl.rollout.reward_functions import find_reward
 from agentrl.rollout.task_source import task_source
@@ -32,7 +34,7 @@ SCORE_TIMEOUT_S = 600.0
 
 
 Tasks: TypeAlias = dict[tuple[str, str], Task]
-"""Tasks by environment and id."""
+"""Tasks by the label of their environment and, in later stages, its settings, and by id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +45,7 @@ class RescoredEpisode:
     step: int
     """Training step during which the episode ended."""
     score: Score | None
-    """New score; ``None`` if the scorer failed."""
+    """New score, with the rewards that count only for single roles; ``None`` if the scorer failed."""
     error: str | None = None
     """Why the scorer failed."""
 
@@ -123,15 +125,37 @@ class RescoringSummary:
         }
 
 
-def find_scorers(config: Config) -> dict[str, Scorer]:
-    """Return the scorer of each environment of a run: the reward functions of ``agent.reward``.
+def environments_played(config: Config) -> tuple[EnvironmentConfigs, ...]:
+    """Return the environments of a run, and those of its later stages."""
+    return (*per_environment_configs(config), *environment_stages(config))
+
+
+def find_environment(parts: Sequence[EnvironmentConfigs], played: Trajectory | EpisodeRow) -> EnvironmentConfigs:
+    """Return the environment of a run in which an episode was played.
+
+    Raises:
+        UsageError: the run has no environment of this name.
+    """
+    own = [part for part in parts if part.config.sole_environment.name == played.environment]
+    labelled = [part for part in own if part.label == environment_label(played.group_id, played.task_id)]
+    if not own:
+        raise UsageError(
+            f"episode {played.id} was played in {played.environment}, which is not an environment of the run",
+            got=", ".join(part.config.sole_environment.name for part in parts),
+            expected=played.environment,
+        )
+    return (labelled or own)[0]
+
+
+def find_scorers(parts: Iterable[EnvironmentConfigs]) -> dict[str, Scorer]:
+    """Return the scorer of each environment of a run, by label: the reward functions of ``agent.reward``.
 
     Raises:
         UnknownNameError: a reward function does not exist.
         ConfigError: an object is not a reward function, or the scorer is a judge or a reward model.
     """
     found = {}
-    for part in per_environment_configs(config):
+    for part in parts:
         agent = part.config.agent
         if agent.judge is not None or agent.reward_model is not None:
             raise ConfigError(
@@ -139,7 +163,7 @@ def find_scorers(config: Config) -> dict[str, Scorer]:
                 got="agent.judge" if agent.judge is not None else "agent.reward_model",
                 expected="--reward module:function",
             )
-        found[part.config.sole_environment.name] = find_reward(agent, ThreadWorker())
+        found[part.label] = find_reward(agent, ThreadWorker())
     return found
 
 
@@ -148,6 +172,8 @@ class RescoringRequest:
     """Stored episodes to score; episodes with infrastructure failures are never selected."""
 
     run: RunDirectory
+    parts: Sequence[EnvironmentConfigs]
+    """Environments of the run; see `environments_played`."""
     first_step: int = 0
     task_id: str | None = None
 
@@ -162,11 +188,11 @@ class RescoringRequest:
                 yield index.read(row, messages=True)
 
     def tasks_by_environment(self) -> dict[str, Counter[str]]:
-        """Return how many episodes each task has, by environment and task id."""
+        """Return how many episodes each task has, by the environment's label and task id."""
         found: defaultdict[str, Counter[str]] = defaultdict(Counter)
         with TrajectoryIndex(self.run.trajectories) as index:
             for row in index.select(self._filter):
-                found[row.environment][row.task_id] += 1
+                found[find_environment(self.parts, row).label][row.task_id] += 1
         return dict(found)
 
 
@@ -175,27 +201,29 @@ async def rescore(
 ) -> AsyncIterator[RescoredEpisode]:
     """Score stored episodes, and yield them in the order in which they ended; those without messages are skipped.
 
-    Scorers are by environment; `summary` receives the counts and rewards.
+    Scorers are by the environment's label; `summary` receives the counts and rewards.
     """
     chosen = request.read()
     while batch := list(islice(chosen, CONCURRENT)):
         known = [stored for stored in batch if stored.trajectory.conversations]
         summary.without_messages += len(batch) - len(known)
-        for episode in await asyncio.gather(*(_score(stored, tasks, scorers) for stored in known)):
+        labels = [find_environment(request.parts, stored.trajectory).label for stored in known]
+        scoring = (_score(one, tasks, scorers, label) for one, label in zip(known, labels, strict=True))
+        for episode in await asyncio.gather(*scoring):
             summary.add(episode)
             yield episode
 
 
-def find_tasks(config: Config, wanted: Mapping[str, Iterable[str]]) -> Tasks:
-    """Find tasks in the sources of a run, which are read until all tasks are found.
+def find_tasks(parts: Iterable[EnvironmentConfigs], wanted: Mapping[str, Iterable[str]]) -> Tasks:
+    """Find tasks, given by the label of their environment, in its source, which is read until all are found.
 
     Raises:
         UsageError: a task is not in its source.
     """
     found: Tasks = {}
-    for part in per_environment_configs(config):
+    for part in parts:
         environment = part.config.sole_environment
-        missing = set(wanted.get(environment.name, ()))
+        missing = set(wanted.get(part.label, ()))
         source = task_source(resolve_environment(environment.name), environment)
         if missing and isinstance(source, ProposedTasks):
             raise UsageError(
@@ -209,7 +237,7 @@ def find_tasks(config: Config, wanted: Mapping[str, Iterable[str]]) -> Tasks:
             task = source[index]
             if task.id in missing:
                 missing.discard(task.id)
-                found[environment.name, task.id] = task
+                found[part.label, task.id] = task
         if missing:
             raise UsageError(
                 f"{len(missing)} tasks of the stored episodes are not among the tasks of {environment.name}",
@@ -220,15 +248,17 @@ def find_tasks(config: Config, wanted: Mapping[str, Iterable[str]]) -> Tasks:
     return found
 
 
-async def _score(stored: StoredTrajectory, tasks: Tasks, scorers: Mapping[str, Scorer]) -> RescoredEpisode:
+async def _score(stored: StoredTrajectory, tasks: Tasks, scorers: Mapping[str, Scorer], label: str) -> RescoredEpisode:
     trajectory = stored.trajectory
-    task = tasks[trajectory.environment, trajectory.task_id]
+    task = tasks[label, trajectory.task_id]
     try:
         async with async_boundary(RewardFailure, f"scoring task {task.id}", deadline_s=SCORE_TIMEOUT_S):
-            score = await checked_score(scorers[trajectory.environment], trajectory, task)
+            score = await checked_score(scorers[label], trajectory, task)
     except RewardFailure as failure:
         error = f"{with_location(failure.subject or failure.what, failure.location)}: {failure.reason}"
         return RescoredEpisode(trajectory=trajectory, step=stored.step, score=None, error=error)
+    if own := trajectory.own_rewards:
+        score = with_role_rewards(score, scorers[label], own)
     return RescoredEpisode(trajectory=trajectory, step=stored.step, score=score)
 
 

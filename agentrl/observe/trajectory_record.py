@@ -121,3 +121,22 @@ def _turns(rows: Iterable[Mapping[str, Any]]) -> Iterator[Turn]:
         values = {name: row[name] for name in _TURN_FIELDS if name in row}
         seconds = {name: row["timings"][name] for name in _TIMING_FIELDS if name in row["timings"]}
         yield Turn(**values, timings=TurnTimings(**seconds))
+
+
+def environment_label(group_id: str, task_id: str) -> str:
+    """Return the label of a group's environment in its run, with the stage; empty for the only environment.
+
+    The group may be that of a role in the group.
+
+    >>> environment_label("7-easy~1-train-3", "train-3"), environment_label("7-train-3", "train-3")
+    ('easy~1', '')
+    >>> environment_label("7-easy-3:solver", "3"), environment_label("7-easy-3/0.0:solver", "3")
+    ('easy', 'easy')
+    """
+    position, _, rest = group_id.partition("-")
+    if not position.isdecimal():
+        return ""
+    if rest.endswith(task_id):
+        return rest.removesuffix(task_id).removesuffix("-")
+    label, found, _ = rest.partition(f"-{task_id}")
+    return label if found else ""

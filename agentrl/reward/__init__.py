@@ -11,7 +11,7 @@ import tokenize
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agentrl.errors import (
@@ -121,6 +121,15 @@ class EnvironmentReward(Scorer):
     async def score(self, trajectory: Trajectory, task: Task) -> Score:
         """Return the sum of the turns' rewards."""
         return Score(reward=trajectory.environment_reward, sources=trajectory.environment_sources)
+
+
+def with_role_rewards(score: Score, scorer: Scorer, own: Mapping[str, float]) -> Score:
+    """Add the rewards that count only for single roles (`Trajectory.own_rewards`) to an episode's score."""
+    if score.reward is None:
+        return score
+    by_role = {f"role/{role}": amount for role, amount in own.items()}
+    sources = {**(score.sources or {type(scorer).__name__: score.reward}), **by_role}
+    return replace(score, reward=score.reward + math.fsum(own.values()), sources=sources)
 
 
 async def checked_score(scorer: Scorer, trajectory: Trajectory, task: Task) -> Score:

@@ -27,13 +27,15 @@ from agentrl.config.config import Config
 from agentrl.config.derived import EnvironmentConfigs, most_turns, per_environment_configs
 from agentrl.config.environment import HorizonConfig, PooledBy, PoolsConfig
 from agentrl.config.schedule import latest_point
+from agentrl.config.step_settings import STAGE_MARK
 from agentrl.env.lookup import resolve_environment
 from agentrl.errors import ConfigError, UsageError
 from agentrl.rollout.task_source import task_source
 from agentrl.task import Task
 
 Key: TypeAlias = tuple[str, str]
-"""Label of an environment, and the key within it by ``curriculum.pools.by``: a task id, a task type, or ""."""
+"""Label of an environment (with the stage, for tasks of a later one), and the key within it by ``curriculum.pools.by``:
+a task id, a task type, or ""."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +57,8 @@ class GroupOutcome:
     """Number of trainable episodes that the environment ended, so that it could report success."""
     proposals: Sequence[Mapping[str, Any]] = ()
     """Tasks that the trainable episodes proposed, in their order."""
+    order: str = ""
+    """See `agentrl.rollout.task_order.SampledTask`."""
 
 
 def count_failures(outcomes: Sequence[GroupOutcome], known: Set[str], setting: str) -> list[GroupOutcome]:
@@ -146,12 +150,12 @@ class Pools:
                 expected="a type for each task",
                 hint="set curriculum.pools.by=task",
             )
-        return environment, task.type
+        return environment.partition(STAGE_MARK)[0], task.type
 
     def learn(self, outcomes: Sequence[GroupOutcome]) -> None:
         """Count the groups of a complete training step."""
         self.step += 1
-        known = {environment for (environment, _), found in self._evidence.items() if found.tries}
+        known = {label.partition(STAGE_MARK)[0] for (label, _), found in self._evidence.items() if found.tries}
         for outcome in count_failures(outcomes, known, "curriculum.pools"):
             key = self._key_of(outcome)
             before = self._evidence.get(key, SuccessEstimate()).fade_to(self.step, self.settings.half_life)
@@ -165,8 +169,9 @@ class Pools:
         return {pool: counts[pool] for pool in Pool}
 
     def _key_of(self, outcome: GroupOutcome) -> Key:
-        by = {PooledBy.TASK: outcome.task_id, PooledBy.TYPE: outcome.task_type or "", PooledBy.ENVIRONMENT: ""}
-        return outcome.environment, by[self.settings.by]
+        if self.settings.by is PooledBy.TASK:
+            return outcome.order or outcome.environment, outcome.task_id
+        return outcome.environment, "" if self.settings.by is PooledBy.ENVIRONMENT else outcome.task_type or ""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the exact state for `load_state_dict` in plain JSON types."""

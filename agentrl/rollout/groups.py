@@ -42,8 +42,8 @@ class Group:
 
     @property
     def id(self) -> str:
-        """Id of the group, unique in the run."""
-        return "-".join(filter(None, (str(self.position), self.draw.environment, self.task.id)))
+        """Id of the group, unique in the run; a resumed run may draw the task of a position in another stage."""
+        return "-".join(filter(None, (str(self.position), self.draw.settings, self.task.id)))
 
     @property
     def is_complete(self) -> bool:
@@ -91,6 +91,7 @@ class Group:
         return GroupOutcome(
             position=self.position,
             environment=self.draw.environment,
+            order=self.draw.order,
             task_id=self.task.id,
             task_type=self.task.type,
             horizon=self.draw.horizon,

@@ -20,7 +20,6 @@ import dataclasses
 import inspect
 import itertools
 import logging
-import math
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
@@ -53,6 +52,7 @@ from agentrl.reward import (
     defined_in,
     no_group,
     weighted,
+    with_role_rewards,
 )
 from agentrl.rollout.budget import EpisodeLimits
 from agentrl.rollout.env_pool import TASKS_PER_PASS, EnvPool
@@ -446,13 +446,10 @@ def _apply_score(trajectory: Trajectory, score: Score, scorer: Scorer, seconds: 
     if turns := trajectory.turns:
         turns[-1].timings.scoring += seconds
     trajectory.reward_components.update(score.components)
+    score = with_role_rewards(score, scorer, trajectory.own_rewards)
     trajectory.reward = score.reward
-    if score.reward is None:
-        return
-    own = trajectory.own_rewards
-    trajectory.reward = score.reward + math.fsum(own.values())
-    by_role = {f"role/{role}": amount for role, amount in own.items()}
-    trajectory.reward_sources = weighted({**(score.sources or {type(scorer).__name__: score.reward}), **by_role}, 1)
+    if score.reward is not None:
+        trajectory.reward_sources = weighted(score.sources, 1)
 
 
 async def _run_isolated(work: Coroutine[Any, Any, None], name: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,6 +36,8 @@ class SampledTask:
     """Maximum number of turns of the curriculum; ``None`` without a horizon."""
     stage: int = 0
     """Stage of the environment's settings."""
+    order: str = ""
+    """Name of the environment's first settings with the same tasks, whose order and success rates continue."""
     is_proposed: bool = False
     """True if a `ProposedTasks` drew the task, so that the task does not follow from its place."""
 
@@ -81,6 +84,7 @@ class TaskSampler:
         self._horizon = None if settings.horizon is None else Horizon(settings.horizon)
         self._passed_over = 0
         self._metrics: dict[str, float] = {}
+        self._first_settings = functools.cache(self._find_first_settings)
 
     @property
     def environments(self) -> list[str]:
@@ -98,6 +102,11 @@ class TaskSampler:
         environment = self._next_environment()
         stage = bisect.bisect_right(self._stages.get(environment, ()), self.step)
         cursor = self._cursors[stage_label(environment, stage)]
+        first = self._first_settings(environment, stage)
+        if stage and not cursor.position:  # the stage begins
+            names = [stage_label(environment, number) for number in range(stage)]
+            same = [name for number, name in enumerate(names) if self._first_settings(environment, number) == first]
+            cursor.position = max((self._cursors[name].position for name in same), default=0)
         while True:
             if cursor.misses(1):
                 self._turns[environment] -= 1  # the next call chooses the same environment
@@ -105,12 +114,18 @@ class TaskSampler:
             place, task = cursor.position, cursor.next()
             if self._pools is None or self._pools.settings.by is PooledBy.ENVIRONMENT:
                 break
-            if self._pools.plays(environment, task, place):
+            if self._pools.plays(first, task, place):
                 break
             self._passed_over += 1
         self.position += 1
         horizon = None if self._horizon is None else self._horizon.turns(environment, self.step)
-        return _draw(environment, place, task, horizon, stage, is_proposed=cursor.proposed is not None)
+        return self._draw(environment, place, task, horizon, stage, is_proposed=cursor.proposed is not None)
+
+    def _find_first_settings(self, environment: str, stage: int) -> str:
+        """Return the name of the first settings of an environment that have the tasks of a stage."""
+        names = [stage_label(environment, number) for number in range(stage + 1)]
+        own = self._cursors[names[-1]]
+        return next(name for name in names if name == names[-1] or own.has_tasks_of(self._cursors[name]))
 
     async def draw(self) -> SampledTask:
         """Return the next draw; its task must have been fetched."""
@@ -141,8 +156,31 @@ class TaskSampler:
         if label not in self._cursors:
             raise _other_environments([label], list(self._cursors))
         if task is not None:
-            return _draw(environment, place, Task(**task), horizon, stage, is_proposed=True)
-        return _draw(environment, place, self._cursors[label].at(place), horizon, stage)
+            return self._draw(environment, place, Task(**task), horizon, stage, is_proposed=True)
+        return self._draw(environment, place, self._cursors[label].at(place), horizon, stage)
+
+    def _draw(
+        self,
+        environment: str,
+        place: int,
+        task: Task,
+        horizon: int | None,
+        stage: int,
+        *,
+        is_proposed: bool = False,
+    ) -> SampledTask:
+        if horizon is not None:
+            task = dataclasses.replace(task, max_turns=min(horizon, task.max_turns or horizon))
+        order = self._first_settings(environment, stage)
+        return SampledTask(
+            environment=environment,
+            place=place,
+            task=task,
+            horizon=horizon,
+            stage=stage,
+            order=order,
+            is_proposed=is_proposed,
+        )
 
     def _next_environment(self) -> str:
         while True:
@@ -213,16 +251,6 @@ class TaskSampler:
             self._pools.load_state_dict(state["pools"])
         if self._horizon is not None:
             self._horizon.load_state_dict(state["horizon"])
-
-
-def _draw(
-    environment: str, place: int, task: Task, horizon: int | None, stage: int, *, is_proposed: bool = False
-) -> SampledTask:
-    if horizon is not None:
-        task = dataclasses.replace(task, max_turns=min(horizon, task.max_turns or horizon))
-    return SampledTask(
-        environment=environment, place=place, task=task, horizon=horizon, stage=stage, is_proposed=is_proposed
-    )
 
 
 def task_record(task: Task) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from agentrl.builders.models import check_tokens, load_images, prepare_model, st
 from agentrl.builders.trainers import TrainerParts, build_on_ranks, build_trainer
 from agentrl.config.config import Config
 from agentrl.config.derived import per_environment_configs
+from agentrl.config.step_settings import STAGE_MARK
 from agentrl.config.usual_learning_rate import rate_warnings
 from agentrl.errors import ConfigError, Outcome, TrainingError, UsageError
 from agentrl.errors.deadlines import CLOSING_S
@@ -241,7 +242,8 @@ class StoredGroups:
     def _label(self, group: CompleteGroup) -> str:
         """Return the label of a group's environment, in a config with several environments."""
         rest = group.id.partition("-")[2]
-        return next((label for label in self._labels if label and rest.startswith(f"{label}-")), "")
+        starts = {label: (f"{label}-", f"{label}{STAGE_MARK}") for label in self._labels if label}
+        return next((label for label, start in starts.items() if rest.startswith(start)), "")
 
     @cached_property
     def _labels(self) -> Mapping[str, str]:

@@ -116,8 +116,14 @@ def _parts(content: Content) -> Sequence[object]:
 
 
 def _invalid_answers(trajectory: Trajectory) -> set[int]:
-    """Return the identities of the answers that could not be used as actions, if turns and answers match."""
+    """Return the identities of the answers that could not be used as actions, if turns and answers match.
+
+    The answers of roles that are not trained, such as a user's, are not stored.
+    """
     turns, answers = trajectory.turns, trajectory.answers
+    if len(turns) != len(answers):
+        sampled = {t.index for s in trajectory.sequences for t in s.turns if s.loss_mask[t.start : t.end].any()}
+        turns = [turn for turn in turns if turn.index in sampled]
     if len(turns) != len(answers):
         return set()
     return {id(answer) for turn, answer in zip(turns, answers, strict=True) if not turn.valid}

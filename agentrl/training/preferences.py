@@ -38,6 +38,7 @@ from agentrl.config.trainer import FSDPOptions
 from agentrl.errors import ConfigError, TrainingError, UsageError
 from agentrl.message.image import ImageReader
 from agentrl.models.load import check_complete, silence_load_reports
+from agentrl.observe.trajectory_record import environment_label
 from agentrl.registry import Kind, lookup
 from agentrl.reward import rewards_differ
 from agentrl.training.algorithm_functions import bind
@@ -47,8 +48,9 @@ from agentrl.training.forward.micro_batches import MicroBatch
 from agentrl.training.forward.runner import ModelRunner, RunnerSettings, SumsByName, make_runner
 from agentrl.training.forward.sequences import ScoredSequence, scored_sequence
 from agentrl.training.learner import Learner
+from agentrl.training.roles import role_members
 from agentrl.training.weights import ModelWeights
-from agentrl.trajectory import Source, Trajectory
+from agentrl.trajectory import ATTEMPT, Source, Trajectory, role_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,9 +64,10 @@ class Pair:
 def make_pairs(
     trajectories: Iterable[Trajectory], *, by: Literal["rewards", "demonstrations"], per_task: int
 ) -> list[Pair]:
-    """Pair the episodes of each task and seed; each episode is in at most one pair.
+    """Pair the episodes of each task and seed of an environment; each episode is in at most one pair.
 
-    Episodes without a valid outcome are skipped, as are those without a reward if `by` is ``rewards``.
+    Episodes without a valid outcome are skipped, as are those without a reward if `by` is ``rewards``. Rewards of
+    several agents are compared per role: a pair then has two episodes' parts of one role, with the role's returns.
 
     Args:
         trajectories: Trajectories of any tasks, in any order.
@@ -75,10 +78,16 @@ def make_pairs(
     Raises:
         UsageError: no pair was found.
     """
-    tasks: dict[tuple[str, str, int], list[Trajectory]] = {}
+    tasks: dict[tuple[str | int, ...], list[Trajectory]] = {}
     for trajectory in trajectories:
-        if trajectory.outcome is not None and trajectory.outcome.is_trainable and answer_sequences(trajectory):
-            tasks.setdefault((trajectory.environment, trajectory.task_id, trajectory.seed), []).append(trajectory)
+        task: tuple[str | int, ...] = (trajectory.environment, trajectory.task_id, trajectory.seed)
+        if by == "rewards":  # rows of different files may have the same ids
+            task = (*task, environment_label(trajectory.group_id, trajectory.task_id))
+        has_parts = by == "rewards" and trajectory.sampled_tokens > 0
+        for part in role_members([trajectory]) if has_parts else [trajectory]:
+            if part.outcome is not None and part.outcome.is_trainable and answer_sequences(part):
+                compared = part.group_id if ATTEMPT in role_of(part) else role_of(part)
+                tasks.setdefault((*task, compared), []).append(part)
     make = _by_reward if by == "rewards" else _by_demonstration
     pairs = [pair for members in tasks.values() for pair in make(members)[:per_task]]
     if not pairs:

@@ -19,15 +19,18 @@ from agentrl.errors import Outcome, UsageError
 from agentrl.evaluation.replay import (
     Replay,
     ReplayRequest,
-    _environment_of,
     make_replay_request,
     newest_episodes,
     replay_episode,
 )
+from agentrl.evaluation.rescoring import environments_played, find_environment
 from agentrl.observe.run_folder import RunDirectory
 from agentrl.observe.trajectory_store import TrajectoryStore, read_trajectories
+from agentrl.rollout.groups import Group
+from agentrl.rollout.task_order import SampledTask
 from agentrl.runs.rl import train
 from agentrl.runs.start import Run
+from agentrl.task import Task
 from agentrl.trajectory import Source, TokenSequence, Trajectory, Turn
 
 Cli = Callable[..., Any]
@@ -244,7 +247,19 @@ def test_an_episode_of_a_run_with_several_environments_has_its_own_config() -> N
     one.environment = "guess_number"
     for task_id, label in (("train-3", "small"), ("3", "small-train")):
         one.task_id, one.group_id = task_id, "7-small-train-3"
-        assert _environment_of(config, one).label == label
+        assert find_environment(environments_played(config), one).label == label
     one.environment = "bandit"
     with pytest.raises(UsageError, match="not an environment of the run"):
-        _environment_of(config, one)
+        find_environment(environments_played(config), one)
+
+
+def test_an_episode_of_a_later_stage_has_the_options_of_its_stage() -> None:
+    """The recorded answers were repeated in the environment of the first stage."""
+    stage = "schedules={2: {environment.options.size: 7}}"
+    config = load_config(None, ["environment={name: maze, options: {size: 5}}", stage, "trainer.steps=4"])
+    one = episode(1)
+    one.environment, one.task_id = "maze", "train-3"
+    for number, size in ((0, 5), (1, 7)):
+        draw = SampledTask(environment="", place=7, task=Task(id="train-3", environment="maze"), stage=number)
+        one.group_id = Group(position=7, draw=draw, size=2).id
+        assert find_environment(environments_played(config), one).config.sole_environment.options["size"] == size

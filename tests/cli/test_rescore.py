@@ -9,6 +9,10 @@ from typing import Any
 
 import pytest
 
+from agentrl.config import load_config
+from agentrl.evaluation.rescoring import environments_played, find_environment, find_tasks
+from agentrl.trajectory import Trajectory
+
 Cli = Callable[..., Any]
 
 REWARDS = """
@@ -66,6 +70,24 @@ def test_new_rewards_read_messages_and_tasks(agentrl: Cli, trained_run: Path, fu
     assert found["groups_that_differ"] == 0  # a group has one task
     again = agentrl("rescore", str(trained_run), "--output", "new.jsonl")
     assert (again.code, "already exists" in again.err) == (2, True)
+
+
+def test_episodes_are_scored_with_the_tasks_of_their_own_environment(workplace: Path) -> None:
+    """The rows of two files have the same ids, 1 and 2; all episodes were scored with those of the last file."""
+    for name in "abc":
+        rows = [json.dumps({"prompt": "?", "ground_truth": f"{name}{number}"}) for number in (1, 2)]
+        Path(f"{name}.jsonl").write_text("\n".join(rows))
+    entries = "{a: {name: guess_number, tasks: a.jsonl}, b: {name: guess_number, tasks: b.jsonl}}"
+    stage = "schedules={5: {environments.b.tasks: c.jsonl}}"
+    parts = environments_played(load_config(None, [f"environments={entries}", stage, "trainer.steps=9"]))
+    played = [
+        Trajectory(id="", task_id=number, environment="guess_number", seed=0, group_id=f"7-{label}-{number}")
+        for label, number in (("a", "1"), ("b", "1"), ("b~1", "2"))
+    ]
+    labels = [find_environment(parts, one).label for one in played]
+    tasks = find_tasks(parts, {label: [one.task_id] for label, one in zip(labels, played, strict=True)})
+    found = [tasks[label, one.task_id].ground_truth for label, one in zip(labels, played, strict=True)]
+    assert found == ["a1", "b1", "c2"]
 
 
 def test_groups_that_differ_are_counted(agentrl: Cli, trained_run: Path, functions: Path) -> None:

@@ -8,10 +8,13 @@ from groups_here import Player, make
 
 from agentrl.errors import Outcome
 from agentrl.observe.trajectory_store import TrajectoryStore
-from agentrl.rollout.finished_episodes import RecoveredEpisodes, read_recoverable
+from agentrl.rollout.finished_episodes import RecoveredEpisodes, group_position, read_recoverable
+from agentrl.rollout.groups import Group
 from agentrl.rollout.journal import JournalFolder
 from agentrl.rollout.journal_file import file_name
+from agentrl.rollout.task_order import TaskSampler
 from agentrl.rollout.waits import RolloutObserver
+from agentrl.task import SeedTasks
 from agentrl.trajectory import Source, TokenSequence, Trajectory, Turn
 
 __all__ = ["make"]
@@ -120,3 +123,17 @@ async def test_members_that_the_checkpoint_holds_are_neither_recovered_nor_count
         journals.claim(player)
         journals.begin(f"{player}.0")
     assert [journal.recorded is None for journal in journals.active.values()] == [True, False]
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_an_episode_of_another_stage_is_not_recovered(stage):
+    """After a kill, an asynchronous run may draw the task of a position in another stage than before."""
+    sampler = TaskSampler({"": SeedTasks("w"), "~1": SeedTasks("w")}, seed=0, stages={"": [1]})
+    state = sampler.state_dict()
+    played = Group(position=0, draw=sampler.next(), size=1)
+    sampler.load_state_dict(state)
+    for _ in range(stage):
+        sampler.learn([])
+    drawn = Group(position=0, draw=sampler.next(), size=1)
+    assert (drawn.task, drawn.draw.stage, group_position(drawn.id)) == (played.task, stage, 0)
+    assert RecoveredEpisodes([episode(played.id)]).holds_group(drawn.id, 1) is (stage == 0)

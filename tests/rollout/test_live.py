@@ -253,13 +253,28 @@ async def test_rewarded_sessions_that_wait_too_long_are_dropped_and_counted(serv
     waiting.cancel()
 
 
-async def test_a_new_session_replaces_the_one_idle_for_longest(serve):
+async def test_a_new_session_replaces_the_one_idle_for_longest(serve, monkeypatch):
+    monkeypatch.setattr("agentrl.rollout.live.sessions.MIN_IDLE_S", 0.01)
     scheduler = await serve(most=2)
     for name in ("a", "b", "c"):
         await chat(scheduler, name)
         await asyncio.sleep(0.02)
     assert await refused(url(scheduler, "a") + "/feedback", GOOD) == (410, "expired")
     assert [(await reward(scheduler, name))[0] for name in ("b", "c")] == [200, 200]
+
+
+async def test_a_burst_of_new_sessions_ends_none_whose_request_has_just_arrived(serve, monkeypatch):
+    """Their clients got an error that no package retries, 403; now those that came too late retry after a 503."""
+    monkeypatch.setattr("agentrl.rollout.live.sessions.MIN_IDLE_S", 60.0)
+    scheduler = await serve(most=4)
+
+    async def ask(number):
+        await asyncio.sleep(0.004 * number)
+        return (await post(url(scheduler, f"s{number}") + CHAT, "", ASK))[0]
+
+    asked = await asyncio.gather(*map(ask, range(60)))
+    assert set(asked) == {200, 503}
+    assert (asked.count(200), scheduler.live.counts["expired"]) == (4, 0)
 
 
 async def test_feedback_can_need_a_key_of_its_own(serve, monkeypatch):

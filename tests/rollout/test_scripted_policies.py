@@ -9,6 +9,7 @@ import pytest
 from support.tokenizers import TOKENIZER_FAMILIES, build_tokenizer
 
 import agentrl
+from agentrl.builders.group_extras import _may_be_of
 from agentrl.errors import Outcome, UsageError
 from agentrl.message import Message, ToolCall
 from agentrl.render.renderer import Renderer
@@ -191,6 +192,24 @@ async def test_a_stored_expert_shows_the_best_valid_episodes_of_a_task():
     assert shown[0].sequences[0].sources.tolist() == [Source.PROMPT, Source.PROMPT, Source.FORCED]
     assert shown[0].oldest_version is None
     assert episodes[1].sampled_tokens == 1
+
+
+@pytest.mark.parametrize(
+    ("label", "labels", "used"),
+    [
+        ("easy", {"easy", "hard"}, ["easy", "easy~1", "", "other"]),
+        ("easy~1", {"easy", "hard"}, ["easy", "easy~1", "", "other"]),
+        ("", {""}, ["easy", "easy~1", "hard", "", "other"]),
+    ],
+)
+def test_stored_episodes_of_another_environment_of_the_run_are_no_experts(label, labels, used):
+    """The rows of both environments' files may have the same ids."""
+
+    def stored(of):
+        return Trajectory(id="x", task_id="1", environment="e", seed=0, group_id="-".join(filter(None, ["7", of, "1"])))
+
+    sources = ["easy", "easy~1", "hard", "", "other"]
+    assert [source for source in sources if _may_be_of(label, stored(source), labels)] == used
 
 
 @pytest.mark.parametrize(("value", "told"), [(lambda: 1, "cannot be sent"), (b"x" * 300, "has 3"), ((1, 2), None)])

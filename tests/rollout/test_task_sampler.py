@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from dataclasses import asdict, replace
 
 import pytest
 from hypothesis import given, settings
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from agentrl.config.environment import CurriculumConfig
 from agentrl.errors import UsageError
 from agentrl.rollout.curriculum import GroupOutcome
+from agentrl.rollout.groups import Group
 from agentrl.rollout.task_order import TaskSampler
 from agentrl.task import SeedTasks, Task, TaskCursor
 
@@ -53,6 +55,54 @@ def test_whole_weights_give_whole_steps():
 def test_one_environment_is_its_cursor():
     sampler, cursor = TaskSampler({"": SeedTasks("w", size=9)}, seed=5), TaskCursor(SeedTasks("w", size=9), seed=5)
     assert [sampler.next().task for _ in range(30)] == [cursor.next() for _ in range(30)]
+
+
+def order_of(tasks):
+    cursor = TaskCursor(tasks, seed=0)
+    return [cursor.next().id for _ in tasks]
+
+
+def draws_in_stages(rows):
+    """Draw eight tasks in each of five steps; each set of rows begins a stage of two steps."""
+    stages = {"" if number == 0 else f"~{number}": tasks for number, tasks in enumerate(rows)}
+    starts = {"": range(2, 2 * len(rows), 2)}
+    sampler = TaskSampler(stages, seed=0, stages=starts)
+    drawn = []
+    for _ in range(5):
+        for _ in range(8):
+            saved, sampler = sampler.state_dict(), TaskSampler(stages, seed=0, stages=starts)
+            sampler.load_state_dict(json.loads(json.dumps(saved)))
+            drawn.append(sampler.next().task.id)
+        sampler.learn([])
+    return drawn
+
+
+def test_a_stage_with_the_same_tasks_continues_their_order():
+    """A stage that only changed options repeated the tasks of the stage before, and left others out."""
+    tasks, others = ([Task(id=f"{name}{number}", environment="w") for number in range(40)] for name in "ab")
+    assert len(set(draws_in_stages([tasks, list(tasks)]))) == 40
+    assert len(set(draws_in_stages([SeedTasks("w", size=40)] * 3))) == 40
+    returning = draws_in_stages([tasks, others, tasks])
+    assert returning == order_of(tasks)[:16] + order_of(others)[:16] + order_of(tasks)[16:24]
+
+
+@pytest.mark.parametrize("keeps_tasks", [True, False])
+def test_success_at_the_tasks_of_one_file_says_nothing_about_those_of_another(keeps_tasks):
+    """Rows are numbered by default, so that the files of two stages have the same ids."""
+    files = {"": "first", "~1": "first" if keeps_tasks else "second"}
+    tasks = {
+        label: [Task(id=str(number), environment="w", prompt=f"{name} {number}") for number in range(20)]
+        for label, name in files.items()
+    }
+    pools = CurriculumConfig(pools={"by": "task", "revisit": 0.1, "half_life": 100})
+    sampler = TaskSampler(tasks, seed=0, stages={"": [1]}, curriculum=pools)
+    groups = [Group(position=number, draw=sampler.next(), size=1) for number in range(20)]
+    solved = [replace(group.outcome(), episodes=64, tries=64, successes=64) for group in groups]
+    sampler.learn([GroupOutcome(**json.loads(json.dumps(asdict(outcome)))) for outcome in solved])
+    again = [sampler.next() for _ in range(20)]
+    assert all(draw.stage == 1 for draw in again)
+    passed_over = again[-1].place - again[0].place - 19
+    assert passed_over > 100 if keeps_tasks else passed_over == 0
 
 
 CURRICULA = [

@@ -12,7 +12,7 @@ from agentrl.config.algorithm import PreferencesConfig
 from agentrl.config.config import TrainerConfig
 from agentrl.errors import ConfigError, Outcome, UsageError
 from agentrl.training.optimizer import PolicyOptimizer
-from agentrl.training.preferences import Pair, PreferenceLearner, make_pairs, preference_loss
+from agentrl.training.preferences import Pair, PreferenceLearner, answer_sequences, make_pairs, preference_loss
 from agentrl.trajectory import Source, TokenSequence, Turn
 
 
@@ -115,6 +115,47 @@ def test_pairs_are_the_best_with_the_worst_of_a_task(make_trajectory):
     elsewhere = episode(7, 9.0)
     elsewhere.seed = 1
     assert make_pairs([*members, elsewhere], by="rewards", per_task=1) == found[:1], "another task"
+
+
+def test_rows_of_different_files_with_the_same_id_are_different_tasks(make_trajectory):
+    """Two environments of a run read files whose rows are numbered from 1."""
+    rng = random.Random(2)
+    played = [make_trajectory(rng, "a", member, reward=float(member)) for member in range(4)]
+    for trajectory, group in zip(played, ("7-easy-1", "8-hard-1", "9-easy~1-1", "31-hard-1"), strict=True):
+        trajectory.task_id, trajectory.group_id = "1", group
+    assert make_pairs(played, by="rewards", per_task=9) == [Pair(better=played[3], worse=played[1])]
+
+
+def test_pairs_of_several_agents_are_made_per_role(make_trajectory):
+    """In a zero-sum game, the episodes' rewards are equal: who won them says which answers are better."""
+    rng = random.Random(2)
+
+    def game(member, rewards, *, players=("player_1", "player_2")):
+        played = make_trajectory(rng, "a", member, reward=sum(rewards))
+        played.sequences = []
+        for index, (player, reward) in enumerate(zip(players, rewards, strict=True)):
+            sequence = TokenSequence()
+            sequence.extend([5, 6], Source.PROMPT)
+            sequence.extend_sampled([7, index], logprobs=[-1.0, -1.0], versions=[0, 0])
+            sequence.turns.append(Turn(index=index, start=2, end=4, role=player, reward=reward, own_reward=reward))
+            played.sequences.append(sequence)
+        return played
+
+    won, lost = game(0, (1.0, -1.0)), game(1, (-1.0, 1.0))
+    first, second = make_pairs([won, lost], by="rewards", per_task=1)
+    assert [(p.better.id, p.worse.id) for p in (first, second)] == [
+        ("a-0:player_1", "a-1:player_1"),
+        ("a-1:player_2", "a-0:player_2"),
+    ]
+    for pair in (first, second):
+        assert (pair.better.reward, pair.worse.reward) == (1.0, -1.0)
+        assert [len(answer_sequences(side)) for side in (pair.better, pair.worse)] == [1, 1]
+    attempts = [game(member, (1.0, 0.0), players=("solver#1", "solver#2")) for member in (0, 1)]
+    found = make_pairs(attempts, by="rewards", per_task=9)
+    assert [(p.better.id, p.worse.id) for p in found] == [
+        ("a-0:solver#1", "a-0:solver#2"),
+        ("a-1:solver#1", "a-1:solver#2"),
+    ], "attempts at different problems are not compared"
 
 
 @pytest.mark.parametrize(("by", "message"), [("rewards", "whose rewards differ"), ("demonstrations", "of one task")])

@@ -81,6 +81,23 @@ def test_other_environments_have_their_own_baselines(model, scored):
     assert trainer.signals["running_baseline"].metrics() == {"train/running_baselines": 2.0}
 
 
+@pytest.mark.parametrize(("advantage", "of_stages"), [("rae", False), ("spo", True)])
+def test_environments_of_one_kind_have_their_own_baselines(model, scored, advantage, of_stages):
+    """Two environments of a run may read files whose rows have the same ids, and so may two stages of one."""
+    labels = ("easy", "hard", "hard~1")
+    played = [
+        dataclasses.replace(one, task_id="3", group_id=f"{number}{place}-{label}-3")
+        for place, label in enumerate(labels)
+        for number, one in enumerate(scored, 1)
+    ]
+    trainer = trainer_for(model, advantage)
+    found = compared(trainer, played, steps=1)
+    easy, hard, later = (found[start : start + len(scored)] for start in range(0, len(found), len(scored)))
+    assert easy == pytest.approx(hard)
+    assert (hard == pytest.approx(later)) is of_stages
+    assert trainer.signals["running_baseline"].metrics() == {"train/running_baselines": 3.0 if of_stages else 2.0}
+
+
 def test_a_checkpoint_contains_the_baselines(model, scored, tmp_path):
     wanted = compared(trainer_for(model, "spo"), scored, steps=2)[len(scored) :]
     first = trainer_for(model, "spo")

@@ -37,6 +37,9 @@ from agentrl.task import SeedTasks
 NAME = re.compile(r"[\w.:@+-]{1,128}")
 MAX_ENDED = 100_000
 """Number of ended sessions whose names are remembered."""
+MIN_IDLE_S = 1.0
+"""Seconds without a request after which a session may end to make room; a request that has just arrived may not have
+begun yet."""
 STOPPING = "the run is stopping: send the request again later"
 
 
@@ -325,7 +328,7 @@ class LiveSessions(AgentLoop):
 
     def _expire_one(self) -> None:
         """End the session that has been idle for longest, to make room."""
-        idle = [one for one in self._open.values() if not one.feedback.done() and one.idle_s > 0]
+        idle = [one for one in self._open.values() if not one.feedback.done() and one.idle_s >= MIN_IDLE_S]
         if idle:
             max(idle, key=lambda one: one.idle_s).feedback.set_result(None)
 

@@ -22,7 +22,9 @@ from agentrl.algorithms.running_baselines import BaselineTracker
 from agentrl.algorithms.traits import Input, needed_inputs, tracker_of
 from agentrl.algorithms.types import Estimate
 from agentrl.config.config import AlgorithmConfig, TrainerConfig
+from agentrl.config.step_settings import STAGE_MARK
 from agentrl.errors import ConfigError, TrainingError
+from agentrl.observe.trajectory_record import environment_label
 from agentrl.registry import Kind, lookup
 from agentrl.training.batch import StepBatch, trained_mask
 from agentrl.training.forward.runner import ModelRunner, SumsByName
@@ -99,9 +101,15 @@ class RunningBaseline(TokenSignal):
         return dataclasses.replace(batch, episodes=dataclasses.replace(batch.episodes, baseline=baseline))
 
     def _key(self, trajectory: Trajectory) -> str:
+        settings = environment_label(trajectory.group_id, trajectory.task_id)
+        label = settings.partition(STAGE_MARK)[0]
         parts = [trajectory.environment, base_role(role_of(trajectory))]
-        of_unit = {"role": [], "kind": [trajectory.task_type or ""], "task": [trajectory.task_id]}
-        return " ".join([*parts, *of_unit[self._tracker.unit]])
+        of_unit = {
+            "role": [label],
+            "kind": [trajectory.task_type or "", label],
+            "task": [trajectory.task_id, settings],  # rows of different files may have the same ids
+        }
+        return " ".join([*parts, *of_unit[self._tracker.unit]]).rstrip()
 
     def metrics(self) -> dict[str, float]:
         """Return the number of baselines."""
