@@ -40,6 +40,8 @@ TOO_LONG = "TooLong"
 SLOW = {("sglang", "llama4")}
 """Parsers whose time grows exponentially for some outputs. The machine decides which of them end in time, so those that
 do not are left out."""
+UNTYPED = {("vllm", "gemma4")}
+"""Parsers that read numbers and words as text where the tool's schema declares no type."""
 VOCABULARY = "o200k_base.tiktoken"
 
 
@@ -63,13 +65,13 @@ FAMILIES = {
     "deepseek_v3": Parsers("deepseek_v3", "deepseek_v3", "deepseek_v3", "deepseekv3"),
     "deepseek_v3.1": Parsers("deepseek_v3.1", "deepseek_v31", "deepseek_v31", "deepseekv31"),
     "deepseek_v3.2": Parsers("deepseek_v3.2", "deepseek_v32", "deepseek_v32", "deepseekv32"),
+    "deepseek_v4": Parsers("deepseek_v3.2", "deepseek_v4", "deepseek_v4", "deepseekv4"),
+    "gemma4": Parsers("gemma4", "gemma4", "gemma4", "gemma4"),
     "kimi_k2": Parsers("kimi_k2", "kimi_k2", "kimi_k2", "kimi_k2"),
     "gpt_oss": Parsers("gpt_oss", "harmony", "openai", "gpt-oss"),
     "minimax_m2": Parsers("minimax_m2", "minimax_m2", "minimax_m2", "minimax-m2"),
     "llama4": Parsers("llama4", "pythonic", "llama4_pythonic", "pythonic"),
 }
-NOT_COMPARED = {"gemma4"}
-"""Notations whose differences from the servers' parsers are not recorded yet."""
 
 
 @dataclass(frozen=True)
@@ -207,6 +209,15 @@ def usable(theirs: Reading) -> list[tuple[str, Any]]:
     return [(name, given) for name, given in theirs.calls if name in schemas and fits(given, schemas[name], {})]
 
 
+def as_text(value: Any) -> Any:
+    """A value whose numbers and words are text."""
+    if isinstance(value, dict):
+        return {key: as_text(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [as_text(item) for item in value]
+    return value if isinstance(value, str) else json.dumps(value)
+
+
 def accepts(ours: list[tuple[str, Any]], theirs: list[tuple[str, Any]]) -> bool:
     """Whether all of their calls are among ours, in order; an argument that they lost may be there."""
     rest = iter(ours)
@@ -221,9 +232,14 @@ def test_damaged_calls_that_a_server_reads_are_read(server: str, family: str, se
     answers = server_answers(server)[family][-len(outputs) :]
     read = [(output, usable(read_theirs(answer))) for output, answer in zip(outputs, answers, strict=True)]
     assert sum(bool(calls) for _, calls in read) > len(outputs) / 3
-    missed = Counter(output.kind for output, calls in read if not accepts(read_ours(family, output).calls, calls))
-    assert dict(missed) == DAMAGED[family][server]
+    missed = Counter()
+    for output, calls in read:
+        ours = read_ours(family, output).calls
+        if (server, family) in UNTYPED:
+            ours, calls = ([(name, as_text(given)) for name, given in both] for both in (ours, calls))
+        missed[output.kind] += not accepts(ours, calls)
+    assert +missed == DAMAGED[family][server]
 
 
 def test_every_notation_is_compared() -> None:
-    assert set(FAMILIES) == set(NOTATIONS) - NOT_COMPARED == set(DIFFERENCES)
+    assert set(FAMILIES) == set(NOTATIONS) == set(DIFFERENCES)

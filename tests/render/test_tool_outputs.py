@@ -25,6 +25,7 @@ PARSERS = {
     "deepseek_v3": "deepseek_v3",
     "deepseek_v3.1": "deepseek_v31",
     "deepseek_v3.2": "deepseek_v32",
+    "deepseek_v4": "deepseek_v4",
     "gemma4": "gemma4",
     "kimi_k2": "kimi_k2",
     "gpt_oss": "harmony",

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from agentrl.message import ToolCall
 from agentrl.registry import Kind, lookup, names
+from agentrl.render.tool_parsers import repair_of
 from agentrl.render.tool_parsers.json_calls import parse_hermes, parse_llama3_json
 from agentrl.render.tool_parsers.xml_calls import parse_qwen3_coder
 
@@ -311,7 +312,58 @@ def test_texts_in_calls_of_gemma(written: str, arguments: dict[str, object]) -> 
 
 
 @pytest.mark.parametrize(
-    "body", ["look(where=1)", "look", "look{text", "look{text:}", 'look{text:<|"|>a}', "look{a:1,a:2}"]
+    ("body", "arguments"),
+    [
+        ('call:look{where:<|"|>a<|"|>,}<tool_call|>', {"where": "a"}),
+        ("call:look{at:{x:1,,y:[2,3,],}}<tool_call|>", {"at": {"x": 1, "y": [2, 3]}}),
+        ('call:look{where:<|"|>a<|"|><tool_call|>', {"where": "a"}),
+        ("call:look{at:{x:[1<tool_call|>", {"at": {"x": [1]}}),
+        ("call:look{n:1}}]}<tool_call|>", {"n": 1}),
+        ('call:look{where:<|"|>a<|"|>}<tool_c', {"where": "a"}),
+        ('call:look{where:<|"|>a<|"|>}<toolcall|>', {"where": "a"}),
+        (':look{where:<|"|>a<|"|>}<tool_call|>', {"where": "a"}),
+        ('call:look(where:<|"|>a<|"|>)<tool_call|>', {"where": "a"}),
+        ("call:look{where:the old tower,n:1}<tool_call|>", {"where": "the old tower", "n": 1}),
+        ('call:look{n:1,where="a"}<tool_call|>', {"n": 1, "where": "a"}),  # ollama#17882
+        ("call:look{where:':\\\\s*'<|\"|>,n:1}<tool_call|>", {"where": ":\\s*", "n": 1}),  # ollama#15315
+    ],
+)
+def test_damaged_calls_of_gemma_as_servers_read_them(body: str, arguments: dict[str, object]) -> None:
+    parse = lookup(Kind.TOOL_PARSER, "gemma4")
+    properties = {"where": {"type": "string"}, "n": {"type": "integer"}, "at": {"type": "object"}}
+    tools = {"look": {"function": {"name": "look", "parameters": {"type": "object", "properties": properties}}}}
+    parsed = parse(f"Hm.<|tool_call>{body}", tools)
+    assert [dict(call.arguments) for call in parsed.calls] == [arguments]
+    assert (parsed.content, parsed.problems, parsed.repairs) == ("Hm.", (), ("damaged tags",))
+
+
+def test_damaged_calls_of_gemma_that_do_not_fit_are_problems() -> None:
+    parse = lookup(Kind.TOOL_PARSER, "gemma4")
+    tools = {"look": {"function": {"name": "look", "parameters": {"properties": {"n": {"type": "integer"}}}}}}
+    parsed = parse("<|tool_call>call:look{n:the old tower,}<tool_call|>", tools)
+    assert (parsed.calls, len(parsed.problems)) == ((), 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_whole"),
+    [
+        ('<|tool_call>{"name": "look", "arguments": {"where": "a"}}<tool_call|>', False),
+        ('{"name": "look", "arguments": {"where": "a"}}', False),
+        ('<|tool_call>call:look{where:<|"|>a<|"|>', True),
+    ],
+)
+def test_repaired_calls_of_gemma(text: str, is_whole: bool) -> None:
+    repair = repair_of("gemma4")
+    parsed = repair(text, {"look": {}}, is_whole=is_whole)
+    assert [dict(call.arguments) for call in parsed.calls] == [{"where": "a"}]
+    assert parsed.problems == ()
+    assert len(parsed.repairs) == 1
+    assert repair('<|tool_call>call:look{where:<|"|>a', {"look": {}}, is_whole=True).calls == ()
+    assert repair('<|tool_call>call:look{where:<|"|>a<|"|>', {"look": {}}, is_whole=False).calls == ()
+
+
+@pytest.mark.parametrize(
+    "body", ["look(where 1)", "look", "look{text", "look{text:}", 'look{text:<|"|>a}', "look{a:1,a:2}"]
 )
 def test_calls_of_gemma_that_cannot_be_read_do_not_swallow_the_next(body: str) -> None:  # vllm#53642
     parse = lookup(Kind.TOOL_PARSER, "gemma4")

@@ -214,6 +214,20 @@ NOTATIONS: Mapping[str, Notation] = {
         before="{}\n\n",
         after_text="\n\n{}",
     ),
+    "deepseek_v4": Notation(
+        write_calls=_each(
+            '<｜DSML｜invoke name="%NAME">\n%ARGS\n</｜DSML｜invoke>',
+            "\n",
+            "<｜DSML｜tool_calls>\n{}\n</｜DSML｜tool_calls>",
+        ),
+        write_arguments=_tags(_DSML_PARAMETER),
+        closing="\n</｜DSML｜tool_calls>",
+        broken_arguments='<｜DSML｜parameter name="what" string="true">{}</｜DSML｜param>',
+        mistyped_arguments='<｜DSML｜parameter name="count" string="false">{}</｜DSML｜parameter>',
+        joint="\n\n",
+        before="{}\n\n",
+        after_text="\n\n{}",
+    ),
     "gemma4": Notation(
         write_calls=_each("<|tool_call>call:%NAME{%ARGS}<tool_call|>", "", "{}"),
         write_arguments=_gemma,

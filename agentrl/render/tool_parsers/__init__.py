@@ -34,6 +34,7 @@ REPAIRS: Mapping[str, str] = {
     "deepseek_v3": "agentrl.render.tool_parsers.deepseek:repair_v3",
     "deepseek_v31": "agentrl.render.tool_parsers.deepseek:repair_v31",
     "kimi_k2": "agentrl.render.tool_parsers.deepseek:repair_kimi_k2",
+    "gemma4": "agentrl.render.tool_parsers.gemma:repair_gemma4",
 }
 """References to the repairs, by the registry name of the parser."""
 _FENCE = re.compile(r"^[ \t]*```(?P<language>[^\n]*)$", re.MULTILINE)

@@ -136,7 +136,7 @@ class InvokeTagParser:
         self._tags = CallTags(
             call=re.compile(rf'{tag}invoke\s+name="([^"<>]*)"\s*>'),
             ends=(marks.end_of("invoke"), marks.close),
-            argument=re.compile(rf'{tag}parameter\s+name="([^"<>]*)"(?:\s+string="(true|false)")?\s*>'),
+            argument=re.compile(rf'{tag}parameter\s+name="([^"<>]*)"(?:\s+string="(true|false)")?[^<>]*>'),
             argument_end=marks.end_of("parameter"),
             marks=re.compile("|".join(map(re.escape, (marks.open, marks.close, marks.end_of("invoke"))))),
         )
