@@ -315,6 +315,7 @@ PLUGINS: dict[str, dict[str, str]] = {
         "harmony": "agentrl.render.tool_parsers.harmony:parse",
         "hermes": "agentrl.render.tool_parsers.json_calls:parse_hermes",
         "kimi_k2": "agentrl.render.tool_parsers.deepseek:parse_kimi_k2",
+        "lfm2": "agentrl.render.tool_parsers.pythonic:parse_lfm2",
         "llama3_json": "agentrl.render.tool_parsers.json_calls:parse_llama3_json",
         "minimax_m2": "agentrl.render.tool_parsers.xml_calls:parse_minimax_m2",
         "mistral": "agentrl.render.tool_parsers.json_calls:parse_mistral",

@@ -225,6 +225,17 @@ FAMILIES = (
         template_options={"date_string": "26 Jul 2024"},
     ),
     Family(
+        name="lfm2",
+        template_marks=("<|im_start|>", "List of tools: "),
+        end_of_turn=("<|im_end|>",),
+        after_end="\n",
+        stop_tokens=("<|endoftext|>",),
+        markup=("<|tool_call_start|>", "<|tool_call_end|>"),
+        thinking=replace(_BARE_THINK_TAGS, key="thinking"),
+        tool_parser="lfm2",
+        template_opening=_FIXED_DAY,
+    ),
+    Family(
         name="qwen3_coder",
         template_marks=("<|im_start|>", "<function="),
         end_of_turn=("<|im_end|>",),

@@ -67,6 +67,7 @@ FAMILIES = {
     "deepseek_v3.2": Parsers("deepseek_v3.2", "deepseek_v32", "deepseek_v32", "deepseekv32"),
     "deepseek_v4": Parsers("deepseek_v3.2", "deepseek_v4", "deepseek_v4", "deepseekv4"),
     "gemma4": Parsers("gemma4", "gemma4", "gemma4", "gemma4"),
+    "lfm2": Parsers("lfm2", "lfm2", "lfm2", "lfm2"),
     "kimi_k2": Parsers("kimi_k2", "kimi_k2", "kimi_k2", "kimi_k2"),
     "gpt_oss": Parsers("gpt_oss", "harmony", "openai", "gpt-oss"),
     "minimax_m2": Parsers("minimax_m2", "minimax_m2", "minimax_m2", "minimax-m2"),

@@ -37,6 +37,7 @@ FAMILIES = {
     "gpt_oss": "gpt_oss",
     "minimax_m2": "minimax_m2",
     "llama4": "llama4",
+    "lfm2": "lfm2",
 }
 LOOK = ToolCall(name="look", arguments={"direction": "north"}, id="call_1")
 DSML = "｜DSML｜"
@@ -148,6 +149,14 @@ CALLS = {
             ("TEMPLATE", '"<|eot|><|header_start|>assistant<|header_end|>\n\n'),
         ],
     ),
+    "lfm2": (
+        "<|tool_call_start|>[look(direction='north')]<|tool_call_end|><|im_end|>",
+        [
+            ("TEMPLATE", "\n<|im_start|>tool\n"),
+            ("OBSERVATION", "dark"),
+            ("TEMPLATE", "<|im_end|>\n<|im_start|>assistant\n"),
+        ],
+    ),
 }
 
 
@@ -176,7 +185,9 @@ def test_tool_results_can_be_appended(renderer_of, family: str) -> None:
     check_template(renderer_of(family), roles=("tool",), tools=[TOOL])
 
 
-@pytest.mark.parametrize("family", ["gemma4", "glm", "deepseek_v3.2", "kimi_k2_thinking", "gpt_oss", "minimax_m2"])
+@pytest.mark.parametrize(
+    "family", ["gemma4", "glm", "deepseek_v3.2", "kimi_k2_thinking", "gpt_oss", "minimax_m2", "lfm2"]
+)
 def test_thinking_is_kept_between_tool_results_and_dropped_once_a_user_speaks(renderer_of, family: str) -> None:
     renderer = renderer_of(family, enable_thinking=True)
     check_template(renderer, roles=("tool",), tools=[TOOL])
@@ -193,7 +204,7 @@ def test_families_that_always_think_are_refused_where_their_thinking_is_dropped(
 
 
 @pytest.mark.parametrize(
-    "family", ["mistral", "gemma4", "glm", "deepseek_v3", "deepseek_v3.1", "deepseek_v3.2", "kimi_k2"]
+    "family", ["mistral", "gemma4", "glm", "deepseek_v3", "deepseek_v3.1", "deepseek_v3.2", "kimi_k2", "lfm2"]
 )
 def test_plain_conversations_can_be_appended(renderer_of, family: str) -> None:
     check_template(renderer_of(family))
@@ -213,6 +224,7 @@ def test_a_system_prompt_that_moves_is_refused(renderer_of) -> None:
         ("deepseek_v3.2", True, "Hm.</think>go", "Hm.", "go"),
         ("kimi_k2_thinking", True, "<think>Hm.</think>go", "Hm.", "go"),
         ("minimax_m2", True, "Hm.\n</think>\n\ngo", "Hm.", "go"),
+        ("lfm2", True, "<think>Hm.</think>go", "Hm.", "go"),
         ("mistral", True, "[THINK]Hm.[/THINK]go", "Hm.", "go"),
         (
             "gpt_oss",

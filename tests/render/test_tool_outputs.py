@@ -27,6 +27,7 @@ PARSERS = {
     "deepseek_v3.2": "deepseek_v32",
     "deepseek_v4": "deepseek_v4",
     "gemma4": "gemma4",
+    "lfm2": "lfm2",
     "kimi_k2": "kimi_k2",
     "gpt_oss": "harmony",
     "minimax_m2": "minimax_m2",

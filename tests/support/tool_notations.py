@@ -235,6 +235,13 @@ NOTATIONS: Mapping[str, Notation] = {
         broken_arguments='what:<|"|>{}',
         mistyped_arguments="count:{}",
     ),
+    "lfm2": Notation(
+        write_calls=_each("%NAME(%ARGS)", ", ", "<|tool_call_start|>[{}]<|tool_call_end|>"),
+        write_arguments=_keywords,
+        closing="<|tool_call_end|>",
+        broken_arguments="what='{}', count=",
+        mistyped_arguments="{}",
+    ),
     "kimi_k2": Notation(
         write_calls=_each(
             "<|tool_call_begin|>functions.%NAME:%INDEX<|tool_call_argument_begin|>%ARGS<|tool_call_end|>",

@@ -26,6 +26,7 @@ REPAIRS: Mapping[str, str] = {
     "llama3_json": "agentrl.render.tool_parsers.json_calls:repair_llama3_json",
     "mistral": "agentrl.render.tool_parsers.json_calls:repair_mistral",
     "pythonic": "agentrl.render.tool_parsers.pythonic:repair_pythonic",
+    "lfm2": "agentrl.render.tool_parsers.pythonic:repair_lfm2",
     "qwen3_coder": "agentrl.render.tool_parsers.xml_calls:repair_qwen3_coder",
     "glm": "agentrl.render.tool_parsers.xml_calls:repair_glm",
     "minimax_m2": "agentrl.render.tool_parsers.xml_calls:repair_minimax_m2",
