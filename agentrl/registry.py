@@ -306,6 +306,7 @@ PLUGINS: dict[str, dict[str, str]] = {
         "opentelemetry": "agentrl.observe.trace_trackers:OpenTelemetryTracker",
     },
     "tool_parser": {
+        "apertus": "agentrl.render.tool_parsers.json_calls:parse_apertus",
         "deepseek_v3": "agentrl.render.tool_parsers.deepseek:parse_v3",
         "deepseek_v31": "agentrl.render.tool_parsers.deepseek:parse_v31",
         "deepseek_v32": "agentrl.render.tool_parsers.xml_calls:parse_deepseek_v32",
@@ -321,6 +322,7 @@ PLUGINS: dict[str, dict[str, str]] = {
         "mistral": "agentrl.render.tool_parsers.json_calls:parse_mistral",
         "pythonic": "agentrl.render.tool_parsers.pythonic:parse",
         "qwen3_coder": "agentrl.render.tool_parsers.xml_calls:parse_qwen3_coder",
+        "seed_oss": "agentrl.render.tool_parsers.xml_calls:parse_seed_oss",
     },
     "sandbox": {
         "local": "agentrl.sandbox.local:LocalSandbox",

@@ -52,7 +52,8 @@ class Parsers:
     tokenizer: str
     ours: str
     vllm: str
-    sglang: str
+    sglang: str | None
+    """``None``: SGLang has no parser for the family."""
 
 
 FAMILIES = {
@@ -68,11 +69,14 @@ FAMILIES = {
     "deepseek_v4": Parsers("deepseek_v3.2", "deepseek_v4", "deepseek_v4", "deepseekv4"),
     "gemma4": Parsers("gemma4", "gemma4", "gemma4", "gemma4"),
     "lfm2": Parsers("lfm2", "lfm2", "lfm2", "lfm2"),
+    "seed_oss": Parsers("seed_oss", "seed_oss", "seed_oss", None),
+    "apertus": Parsers("apertus", "apertus", "apertus", "apertus2509"),
     "kimi_k2": Parsers("kimi_k2", "kimi_k2", "kimi_k2", "kimi_k2"),
     "gpt_oss": Parsers("gpt_oss", "harmony", "openai", "gpt-oss"),
     "minimax_m2": Parsers("minimax_m2", "minimax_m2", "minimax_m2", "minimax-m2"),
     "llama4": Parsers("llama4", "pythonic", "llama4_pythonic", "pythonic"),
 }
+COMPARED = [(server, name) for server in SERVERS for name in sorted(FAMILIES) if getattr(FAMILIES[name], server)]
 
 
 @dataclass(frozen=True)
@@ -103,6 +107,8 @@ def server_answers(tmp_path_factory) -> Callable[[str], Answers]:
 def _ask(server: str, folder: Path) -> Answers:
     jobs = {}
     for family, parsers in FAMILIES.items():
+        if getattr(parsers, server) is None:
+            continue
         build_tokenizer(parsers.tokenizer).save_pretrained(folder / parsers.tokenizer)
         outputs = [output.text for output in (*tool_outputs(family), *damaged_calls(family, EACH))]
         name, tokenizer = getattr(parsers, server), str(folder / parsers.tokenizer)
@@ -181,8 +187,7 @@ def _content_difference(ours: Reading, theirs: Reading, text: str) -> str:
     return "its content holds parts of calls" if theirs.content in text else "its content is another"
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES))
-@pytest.mark.parametrize("server", SERVERS)
+@pytest.mark.parametrize(("server", "family"), COMPARED)
 @pytest.mark.timeout(900)
 @pytest.mark.capability("{server}", "tool parsers")
 def test_the_servers_parsers_agree_with_ours_but_for_what_is_listed(server: str, family: str, server_answers) -> None:
@@ -225,8 +230,7 @@ def accepts(ours: list[tuple[str, Any]], theirs: list[tuple[str, Any]]) -> bool:
     return all(any(call[0] == name and given.items() <= call[1].items() for call in rest) for name, given in theirs)
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES))
-@pytest.mark.parametrize("server", SERVERS)
+@pytest.mark.parametrize(("server", "family"), COMPARED)
 @pytest.mark.timeout(900)
 def test_damaged_calls_that_a_server_reads_are_read(server: str, family: str, server_answers) -> None:
     outputs = damaged_calls(family, EACH)

@@ -38,6 +38,8 @@ FAMILIES = {
     "minimax_m2": "minimax_m2",
     "llama4": "llama4",
     "lfm2": "lfm2",
+    "seed_oss": "seed_oss",
+    "apertus": "apertus",
 }
 LOOK = ToolCall(name="look", arguments={"direction": "north"}, id="call_1")
 DSML = "｜DSML｜"
@@ -149,6 +151,19 @@ CALLS = {
             ("TEMPLATE", '"<|eot|><|header_start|>assistant<|header_end|>\n\n'),
         ],
     ),
+    "seed_oss": (
+        "\n<seed:tool_call>\n<function=look>\n<parameter=direction>north</parameter>\n</function>\n</seed:tool_call>"
+        "<seed:eos>",
+        [
+            ("TEMPLATE", "<seed:bos>tool\n"),
+            ("OBSERVATION", "dark"),
+            ("TEMPLATE", "<seed:eos><seed:bos>assistant\n"),
+        ],
+    ),
+    "apertus": (
+        '<|tools_prefix|>[{"look": {"direction": "north"}}]<|tools_suffix|>',
+        [("TEMPLATE", "["), ("OBSERVATION", "dark"), ("TEMPLATE", "]<|assistant_start|>")],
+    ),
     "lfm2": (
         "<|tool_call_start|>[look(direction='north')]<|tool_call_end|><|im_end|>",
         [
@@ -168,7 +183,7 @@ def test_a_call_and_its_result_by_source(renderer_of, family: str) -> None:
     text, expected = CALLS[family]
     answer = conversation.accept(sampled(renderer, text))
     assert [(call.name, call.arguments) for call in answer.tool_calls] == [("look", {"direction": "north"})]
-    assert (answer.text, answer.problems) == ("", ())
+    assert (answer.text, answer.problems, answer.repairs) == ("", (), ())
     conversation.add([tool_result(answer.tool_calls[0], "dark")])
     ids = conversation.prepare().tolist()
     conversation.verify(ids)
@@ -180,7 +195,7 @@ def test_the_family_is_known_by_its_template(renderer_of, family: str) -> None:
     assert renderer_of(family).family.name == FAMILIES[family]
 
 
-@pytest.mark.parametrize("family", sorted({*FAMILIES} - {"mistral_v3"}))
+@pytest.mark.parametrize("family", sorted({*FAMILIES} - {"mistral_v3", "apertus"}))
 def test_tool_results_can_be_appended(renderer_of, family: str) -> None:
     check_template(renderer_of(family), roles=("tool",), tools=[TOOL])
 
@@ -210,6 +225,11 @@ def test_plain_conversations_can_be_appended(renderer_of, family: str) -> None:
     check_template(renderer_of(family))
 
 
+def test_a_header_that_only_an_answer_after_results_has_is_refused(renderer_of) -> None:
+    with pytest.raises(TemplateError, match=r"rewrites history.*assistant_start"):
+        check_template(renderer_of("apertus"), roles=("tool",), tools=[TOOL])
+
+
 def test_a_system_prompt_that_moves_is_refused(renderer_of) -> None:
     with pytest.raises(TemplateError, match=r"rewrites history.*You play"):
         check_template(renderer_of("mistral_v3"))
@@ -225,6 +245,9 @@ def test_a_system_prompt_that_moves_is_refused(renderer_of) -> None:
         ("kimi_k2_thinking", True, "<think>Hm.</think>go", "Hm.", "go"),
         ("minimax_m2", True, "Hm.\n</think>\n\ngo", "Hm.", "go"),
         ("lfm2", True, "<think>Hm.</think>go", "Hm.", "go"),
+        ("seed_oss", True, "<seed:think>Hm.</seed:think>\ngo", "Hm.", "go"),
+        ("apertus", True, "<|inner_prefix|>Hm.<|inner_suffix|>go", "Hm.", "go"),
+        ("apertus", False, "go", None, "go"),
         ("mistral", True, "[THINK]Hm.[/THINK]go", "Hm.", "go"),
         (
             "gpt_oss",
@@ -267,6 +290,8 @@ def test_unfinished_answers_are_problems(renderer_of, family: str, text: str, pr
         ("glm", {"<|user|>", "<|observation|>", "<|endoftext|>"}, "<|observation|>", "<|user|>"),
         ("gemma4", {"<turn|>", "<|tool_response>", "<eos>"}, "<|tool_response>", "<turn|>"),
         ("gpt_oss", {"<|return|>", "<|call|>", "<|endoftext|>"}, "<|call|>", "<|return|>"),
+        ("apertus", {"<|assistant_end|>", "<|tools_suffix|>", "</s>"}, "<|tools_suffix|>", "<|assistant_end|>"),
+        ("seed_oss", {"<seed:eos>"}, "<seed:eos>", "<seed:eos>"),
         ("kimi_k2", {"<|im_end|>", "[EOS]"}, "<|im_end|>", "<|im_end|>"),
         ("minimax_m2", {"[e~["}, "[e~[", "[e~["),
         ("llama4", {"<|eot|>", "<|eom|>", "<|end_of_text|>"}, "<|eot|>", "<|eot|>"),

@@ -370,3 +370,37 @@ def test_calls_of_gemma_that_cannot_be_read_do_not_swallow_the_next(body: str) -
     parsed = parse(f"<|tool_call>call:{body}<tool_call|><|tool_call>call:look{{}}<tool_call|>", {"look": {}})
     assert [dict(call.arguments) for call in parsed.calls] == [{}]
     assert len(parsed.problems) == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "arguments", "is_repaired"),
+    [
+        ('[{"look": {"n": 1}}]<|tools_suffix|>', [{"n": 1}], False),
+        ('[{"look": {"n": 1}}]', [{"n": 1}], False),
+        ('[{"look": {"n": 1}}, {"look": {}}]<|tools_suffix|>', [{"n": 1}, {}], False),
+        ('[{"look": {"n": 1}}<|tools_suffix|>', [{"n": 1}], True),
+        ('[{"look": {"n": 1,}}]<|tools_suf', [{"n": 1}], True),
+        ('[{"look": {"n": "a}<|tools_suffix|>', [], False),
+        ('[{"look": {"n": 1}, "again": {}}]<|tools_suffix|>', [], False),
+        ('{"look": {}}<|tools_suffix|>', [], False),
+        ("[]<|tools_suffix|>", [], False),
+        ('[{"look": {"n": 1}}', [], False),
+    ],
+)
+def test_calls_of_apertus(body: str, arguments: list[dict[str, object]], is_repaired: bool) -> None:
+    parsed = lookup(Kind.TOOL_PARSER, "apertus")(f"Hm.<|tools_prefix|>{body}", {"look": {}})
+    assert [dict(call.arguments) for call in parsed.calls] == arguments
+    assert (parsed.content, bool(parsed.problems), bool(parsed.repairs)) == ("Hm.", not arguments, is_repaired)
+    if body.endswith("}}"):
+        assert repair_of("apertus")(f"<|tools_prefix|>{body}", {"look": {}}, is_whole=True).calls
+
+
+def test_calls_of_seed_oss_are_in_its_own_marks() -> None:
+    call = "<function=look>\n<parameter=n>1</parameter>\n</function>"
+    parse = lookup(Kind.TOOL_PARSER, "seed_oss")
+    parsed = parse(f"Hm.\n<seed:tool_call>\n{call}\n</seed:tool_call>", {"look": {}})
+    assert [dict(found.arguments) for found in parsed.calls] == [{"n": "1"}]
+    assert (parsed.content, parsed.problems, parsed.repairs) == ("Hm.", (), ())
+    (problem,) = parse("<seed:tool_call>\n<function=lok>\n</function>\n", {"look": {}}).problems
+    assert "</seed:tool_call>" in problem or "lok" in problem
+    assert parse(f"<tool_call>\n{call}\n</tool_call>", {"look": {}}).repairs == ("damaged tags",)

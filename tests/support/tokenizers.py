@@ -202,6 +202,25 @@ TOKENIZER_FAMILIES: Mapping[str, TokenizerFamily] = {
         eos="<|im_end|>",
         bos="<|startoftext|>",
     ),
+    "seed_oss": TokenizerFamily(
+        chat_template=others.SEED_OSS,
+        special=(
+            *("<seed:bos>", "<seed:eos>", "<seed:pad>", "<seed:think>", "</seed:think>"),
+            *("<seed:cot_budget_reflect>", "</seed:cot_budget_reflect>", "<seed:tool_call>", "</seed:tool_call>"),
+        ),
+        eos="<seed:eos>",
+        bos="<seed:bos>",
+    ),
+    "apertus": TokenizerFamily(
+        chat_template=others.APERTUS,
+        special=(
+            *("<s>", "</s>", "<|system_start|>", "<|system_end|>", "<|developer_start|>", "<|developer_end|>"),
+            *("<|user_start|>", "<|user_end|>", "<|assistant_start|>", "<|assistant_end|>", "<|inner_prefix|>"),
+            *("<|inner_suffix|>", "<|tools_prefix|>", "<|tools_suffix|>"),
+        ),
+        eos="<|assistant_end|>",
+        bos="<s>",
+    ),
     "llama4": TokenizerFamily(
         chat_template=templates.LLAMA4,
         special=(

@@ -242,6 +242,23 @@ NOTATIONS: Mapping[str, Notation] = {
         broken_arguments="what='{}', count=",
         mistyped_arguments="{}",
     ),
+    "seed_oss": Notation(
+        write_calls=_each("<seed:tool_call>\n<function=%NAME>\n%ARGS\n</function>\n</seed:tool_call>", "\n"),
+        write_arguments=_tags("<parameter=%KEY>%VALUE</parameter>"),
+        closing="\n</seed:tool_call>",
+        broken_arguments="<parameter=what>{}</param>",
+        mistyped_arguments="<parameter=count>{}</parameter>",
+        joint="\n",
+        before="{}\n",
+        after_text="\n{}",
+    ),
+    "apertus": Notation(
+        write_calls=_each('{"%NAME": %ARGS}', ", ", "<|tools_prefix|>[{}]<|tools_suffix|>"),
+        write_arguments=_json,
+        closing="<|tools_suffix|>",
+        broken_arguments=_BROKEN_JSON,
+        mistyped_arguments=_MISTYPED_JSON,
+    ),
     "kimi_k2": Notation(
         write_calls=_each(
             "<|tool_call_begin|>functions.%NAME:%INDEX<|tool_call_argument_begin|>%ARGS<|tool_call_end|>",

@@ -28,6 +28,8 @@ REPAIRS: Mapping[str, str] = {
     "pythonic": "agentrl.render.tool_parsers.pythonic:repair_pythonic",
     "lfm2": "agentrl.render.tool_parsers.pythonic:repair_lfm2",
     "qwen3_coder": "agentrl.render.tool_parsers.xml_calls:repair_qwen3_coder",
+    "seed_oss": "agentrl.render.tool_parsers.xml_calls:repair_seed_oss",
+    "apertus": "agentrl.render.tool_parsers.json_calls:repair_apertus",
     "glm": "agentrl.render.tool_parsers.xml_calls:repair_glm",
     "minimax_m2": "agentrl.render.tool_parsers.xml_calls:repair_minimax_m2",
     "deepseek_v32": "agentrl.render.tool_parsers.xml_calls:repair_deepseek_v32",

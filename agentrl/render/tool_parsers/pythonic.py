@@ -122,8 +122,8 @@ def _read_lfm2_block(text: str, tools: ToolSchemas, start: int, found: Collected
 
 def _pythonic_calls(body: str, tools: ToolSchemas, slips: list[str]) -> list[partial[ToolCall]]:
     """Return readers of the calls in a list, whose strings may contain unescaped quotes; each takes its `number`."""
-    readings = (body, *(_with_escapes(body, longer) for longer in range(_MAX_READINGS)))
-    for reading in readings:
+    for longer in range(-1, _MAX_READINGS):
+        reading = body if longer < 0 else _with_escapes(body, longer)
         written = _with_identifiers(reading)
         with contextlib.suppress(MalformedCall):
             items = _items(written.text)
