@@ -311,6 +311,7 @@ PLUGINS: dict[str, dict[str, str]] = {
         "opentelemetry": "agentrl.observe.trace_trackers:OpenTelemetryTracker",
     },
     "tool_parser": {
+        "apertus": "agentrl.render.tool_parsers.json_calls:parse_apertus",
         "deepseek_v3": "agentrl.render.tool_parsers.deepseek:parse_v3",
         "deepseek_v31": "agentrl.render.tool_parsers.deepseek:parse_v31",
         "deepseek_v32": "agentrl.render.tool_parsers.xml_calls:parse_deepseek_v32",
@@ -320,11 +321,13 @@ PLUGINS: dict[str, dict[str, str]] = {
         "harmony": "agentrl.render.tool_parsers.harmony:parse",
         "hermes": "agentrl.render.tool_parsers.json_calls:parse_hermes",
         "kimi_k2": "agentrl.render.tool_parsers.deepseek:parse_kimi_k2",
+        "lfm2": "agentrl.render.tool_parsers.pythonic:parse_lfm2",
         "llama3_json": "agentrl.render.tool_parsers.json_calls:parse_llama3_json",
         "minimax_m2": "agentrl.render.tool_parsers.xml_calls:parse_minimax_m2",
         "mistral": "agentrl.render.tool_parsers.json_calls:parse_mistral",
         "pythonic": "agentrl.render.tool_parsers.pythonic:parse",
         "qwen3_coder": "agentrl.render.tool_parsers.xml_calls:parse_qwen3_coder",
+        "seed_oss": "agentrl.render.tool_parsers.xml_calls:parse_seed_oss",
     },
     "sandbox": {
         "local": "agentrl.sandbox.local:LocalSandbox",

@@ -192,6 +192,31 @@ FAMILIES = (
         tool_parser="glm",
     ),
     Family(
+        name="seed_oss",
+        template_marks=("<seed:bos>", "<seed:tool_call>"),
+        end_of_turn=("<seed:eos>",),
+        markup=("<seed:tool_call>", "</seed:tool_call>", "<seed:think>", "</seed:think>"),
+        thinking=ThinkingMarks(
+            open="<seed:think>", close="</seed:think>", form="<seed:think>{}</seed:think>\n", always=True
+        ),
+        tool_parser="seed_oss",
+    ),
+    Family(
+        name="apertus",
+        template_marks=("<|tools_prefix|>", "<|assistant_end|>"),
+        end_of_turn=("<|assistant_end|>", "<|tools_suffix|>"),
+        call_end="<|tools_suffix|>",
+        call_mark="<|tools_prefix|>",
+        stop_tokens=("</s>",),
+        markup=("<|tools_prefix|>", "<|inner_prefix|>", "<|inner_suffix|>"),
+        thinking=ThinkingMarks(
+            open="<|inner_prefix|>", close="<|inner_suffix|>", form="<|inner_prefix|>{}<|inner_suffix|>"
+        ),
+        tool_parser="apertus",
+        results_follow_calls=True,
+        template_opening=_FIXED_DAY,
+    ),
+    Family(
         name="minimax_m2",
         template_marks=("]~b]", "<minimax:tool_call>"),
         end_of_turn=("[e~[",),
@@ -223,6 +248,17 @@ FAMILIES = (
         markup=("<|python_start|>", "<|python_end|>"),
         tool_parser="pythonic",
         template_options={"date_string": "26 Jul 2024"},
+    ),
+    Family(
+        name="lfm2",
+        template_marks=("<|im_start|>", "List of tools: "),
+        end_of_turn=("<|im_end|>",),
+        after_end="\n",
+        stop_tokens=("<|endoftext|>",),
+        markup=("<|tool_call_start|>", "<|tool_call_end|>"),
+        thinking=replace(_BARE_THINK_TAGS, key="thinking"),
+        tool_parser="lfm2",
+        template_opening=_FIXED_DAY,
     ),
     Family(
         name="qwen3_coder",

@@ -100,7 +100,6 @@ KNOWN_SUFFIXES = 4096
 MAX_CACHED_CHARS = 500
 """Maximum number of characters of a cached message; longer ones rarely repeat."""
 _BEFORE = "x"
-
 T = TypeVar("T")
 
 
@@ -411,6 +410,8 @@ class Renderer:
             end = len(text)
         if end < 0 and self._end_of_text:
             end = text.rfind(self._end_of_text)
+        if end < 0 and message.text and text.endswith(message.text):  # Apertus writes the end before the next message
+            end = len(text)
         if not given.startswith(header) or end < 0:
             raise TemplateError(
                 "the chat template begins a past answer differently from a new one",

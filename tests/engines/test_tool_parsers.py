@@ -40,6 +40,8 @@ TOO_LONG = "TooLong"
 SLOW = {("sglang", "llama4")}
 """Parsers whose time grows exponentially for some outputs. The machine decides which of them end in time, so those that
 do not are left out."""
+UNTYPED = {("vllm", "gemma4")}
+"""Parsers that read numbers and words as text where the tool's schema declares no type."""
 VOCABULARY = "o200k_base.tiktoken"
 
 
@@ -50,7 +52,8 @@ class Parsers:
     tokenizer: str
     ours: str
     vllm: str
-    sglang: str
+    sglang: str | None
+    """``None``: SGLang has no parser for the family."""
 
 
 FAMILIES = {
@@ -63,13 +66,17 @@ FAMILIES = {
     "deepseek_v3": Parsers("deepseek_v3", "deepseek_v3", "deepseek_v3", "deepseekv3"),
     "deepseek_v3.1": Parsers("deepseek_v3.1", "deepseek_v31", "deepseek_v31", "deepseekv31"),
     "deepseek_v3.2": Parsers("deepseek_v3.2", "deepseek_v32", "deepseek_v32", "deepseekv32"),
+    "deepseek_v4": Parsers("deepseek_v3.2", "deepseek_v4", "deepseek_v4", "deepseekv4"),
+    "gemma4": Parsers("gemma4", "gemma4", "gemma4", "gemma4"),
+    "lfm2": Parsers("lfm2", "lfm2", "lfm2", "lfm2"),
+    "seed_oss": Parsers("seed_oss", "seed_oss", "seed_oss", None),
+    "apertus": Parsers("apertus", "apertus", "apertus", "apertus2509"),
     "kimi_k2": Parsers("kimi_k2", "kimi_k2", "kimi_k2", "kimi_k2"),
     "gpt_oss": Parsers("gpt_oss", "harmony", "openai", "gpt-oss"),
     "minimax_m2": Parsers("minimax_m2", "minimax_m2", "minimax_m2", "minimax-m2"),
     "llama4": Parsers("llama4", "pythonic", "llama4_pythonic", "pythonic"),
 }
-NOT_COMPARED = {"gemma4"}
-"""Notations whose differences from the servers' parsers are not recorded yet."""
+COMPARED = [(server, name) for server in SERVERS for name in sorted(FAMILIES) if getattr(FAMILIES[name], server)]
 
 
 @dataclass(frozen=True)
@@ -100,6 +107,8 @@ def server_answers(tmp_path_factory) -> Callable[[str], Answers]:
 def _ask(server: str, folder: Path) -> Answers:
     jobs = {}
     for family, parsers in FAMILIES.items():
+        if getattr(parsers, server) is None:
+            continue
         build_tokenizer(parsers.tokenizer).save_pretrained(folder / parsers.tokenizer)
         outputs = [output.text for output in (*tool_outputs(family), *damaged_calls(family, EACH))]
         name, tokenizer = getattr(parsers, server), str(folder / parsers.tokenizer)
@@ -178,8 +187,7 @@ def _content_difference(ours: Reading, theirs: Reading, text: str) -> str:
     return "its content holds parts of calls" if theirs.content in text else "its content is another"
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES))
-@pytest.mark.parametrize("server", SERVERS)
+@pytest.mark.parametrize(("server", "family"), COMPARED)
 @pytest.mark.timeout(900)
 @pytest.mark.capability("{server}", "tool parsers")
 def test_the_servers_parsers_agree_with_ours_but_for_what_is_listed(server: str, family: str, server_answers) -> None:
@@ -207,23 +215,36 @@ def usable(theirs: Reading) -> list[tuple[str, Any]]:
     return [(name, given) for name, given in theirs.calls if name in schemas and fits(given, schemas[name], {})]
 
 
+def as_text(value: Any) -> Any:
+    """A value whose numbers and words are text."""
+    if isinstance(value, dict):
+        return {key: as_text(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [as_text(item) for item in value]
+    return value if isinstance(value, str) else json.dumps(value)
+
+
 def accepts(ours: list[tuple[str, Any]], theirs: list[tuple[str, Any]]) -> bool:
     """Whether all of their calls are among ours, in order; an argument that they lost may be there."""
     rest = iter(ours)
     return all(any(call[0] == name and given.items() <= call[1].items() for call in rest) for name, given in theirs)
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES))
-@pytest.mark.parametrize("server", SERVERS)
+@pytest.mark.parametrize(("server", "family"), COMPARED)
 @pytest.mark.timeout(900)
 def test_damaged_calls_that_a_server_reads_are_read(server: str, family: str, server_answers) -> None:
     outputs = damaged_calls(family, EACH)
     answers = server_answers(server)[family][-len(outputs) :]
     read = [(output, usable(read_theirs(answer))) for output, answer in zip(outputs, answers, strict=True)]
     assert sum(bool(calls) for _, calls in read) > len(outputs) / 3
-    missed = Counter(output.kind for output, calls in read if not accepts(read_ours(family, output).calls, calls))
-    assert dict(missed) == DAMAGED[family][server]
+    missed = Counter()
+    for output, calls in read:
+        ours = read_ours(family, output).calls
+        if (server, family) in UNTYPED:
+            ours, calls = ([(name, as_text(given)) for name, given in both] for both in (ours, calls))
+        missed[output.kind] += not accepts(ours, calls)
+    assert +missed == DAMAGED[family][server]
 
 
 def test_every_notation_is_compared() -> None:
-    assert set(FAMILIES) == set(NOTATIONS) - NOT_COMPARED == set(DIFFERENCES)
+    assert set(FAMILIES) == set(NOTATIONS) == set(DIFFERENCES)

@@ -37,9 +37,9 @@ def guarded_tokens(renderer: Renderer) -> list[str]:
 BETWEEN = ("<｜User｜>", "<｜Assistant｜>", "<tool_response>", "</tool_response>")
 ANSWERS = re.compile(
     r"\[(/?THINK|TOOL_CALLS|ARGS|CALL_ID)\]|<\|(tool_call\w+|python_\w+d|python_start)\|>"
-    r"|<\|(tool_call|channel)>|<(tool_call|channel)\|>"
+    r"|<\|(tool_call|channel)>|<(tool_call|channel)\|>|</?seed:(think|tool_call)>|<\|(tools_prefix|inner_\w+)\|>"
 )
-"""Special tokens with which Mistral, Kimi, Llama 4 and Gemma 4 write an answer."""
+"""Special tokens with which Mistral, Kimi, Llama 4, Gemma 4, Seed-OSS and Apertus write an answer."""
 
 
 def count(renderer: Renderer, ids: list[int]) -> int:

@@ -37,6 +37,9 @@ FAMILIES = {
     "gpt_oss": "gpt_oss",
     "minimax_m2": "minimax_m2",
     "llama4": "llama4",
+    "lfm2": "lfm2",
+    "seed_oss": "seed_oss",
+    "apertus": "apertus",
 }
 LOOK = ToolCall(name="look", arguments={"direction": "north"}, id="call_1")
 DSML = "｜DSML｜"
@@ -148,6 +151,27 @@ CALLS = {
             ("TEMPLATE", '"<|eot|><|header_start|>assistant<|header_end|>\n\n'),
         ],
     ),
+    "seed_oss": (
+        "\n<seed:tool_call>\n<function=look>\n<parameter=direction>north</parameter>\n</function>\n</seed:tool_call>"
+        "<seed:eos>",
+        [
+            ("TEMPLATE", "<seed:bos>tool\n"),
+            ("OBSERVATION", "dark"),
+            ("TEMPLATE", "<seed:eos><seed:bos>assistant\n"),
+        ],
+    ),
+    "apertus": (
+        '<|tools_prefix|>[{"look": {"direction": "north"}}]<|tools_suffix|>',
+        [("TEMPLATE", "["), ("OBSERVATION", "dark"), ("TEMPLATE", "]<|assistant_start|>")],
+    ),
+    "lfm2": (
+        "<|tool_call_start|>[look(direction='north')]<|tool_call_end|><|im_end|>",
+        [
+            ("TEMPLATE", "\n<|im_start|>tool\n"),
+            ("OBSERVATION", "dark"),
+            ("TEMPLATE", "<|im_end|>\n<|im_start|>assistant\n"),
+        ],
+    ),
 }
 
 
@@ -159,7 +183,7 @@ def test_a_call_and_its_result_by_source(renderer_of, family: str) -> None:
     text, expected = CALLS[family]
     answer = conversation.accept(sampled(renderer, text))
     assert [(call.name, call.arguments) for call in answer.tool_calls] == [("look", {"direction": "north"})]
-    assert (answer.text, answer.problems) == ("", ())
+    assert (answer.text, answer.problems, answer.repairs) == ("", (), ())
     conversation.add([tool_result(answer.tool_calls[0], "dark")])
     ids = conversation.prepare().tolist()
     conversation.verify(ids)
@@ -171,12 +195,14 @@ def test_the_family_is_known_by_its_template(renderer_of, family: str) -> None:
     assert renderer_of(family).family.name == FAMILIES[family]
 
 
-@pytest.mark.parametrize("family", sorted({*FAMILIES} - {"mistral_v3"}))
+@pytest.mark.parametrize("family", sorted({*FAMILIES} - {"mistral_v3", "apertus"}))
 def test_tool_results_can_be_appended(renderer_of, family: str) -> None:
     check_template(renderer_of(family), roles=("tool",), tools=[TOOL])
 
 
-@pytest.mark.parametrize("family", ["gemma4", "glm", "deepseek_v3.2", "kimi_k2_thinking", "gpt_oss", "minimax_m2"])
+@pytest.mark.parametrize(
+    "family", ["gemma4", "glm", "deepseek_v3.2", "kimi_k2_thinking", "gpt_oss", "minimax_m2", "lfm2"]
+)
 def test_thinking_is_kept_between_tool_results_and_dropped_once_a_user_speaks(renderer_of, family: str) -> None:
     renderer = renderer_of(family, enable_thinking=True)
     check_template(renderer, roles=("tool",), tools=[TOOL])
@@ -193,10 +219,15 @@ def test_families_that_always_think_are_refused_where_their_thinking_is_dropped(
 
 
 @pytest.mark.parametrize(
-    "family", ["mistral", "gemma4", "glm", "deepseek_v3", "deepseek_v3.1", "deepseek_v3.2", "kimi_k2"]
+    "family", ["mistral", "gemma4", "glm", "deepseek_v3", "deepseek_v3.1", "deepseek_v3.2", "kimi_k2", "lfm2"]
 )
 def test_plain_conversations_can_be_appended(renderer_of, family: str) -> None:
     check_template(renderer_of(family))
+
+
+def test_a_header_that_only_an_answer_after_results_has_is_refused(renderer_of) -> None:
+    with pytest.raises(TemplateError, match=r"rewrites history.*assistant_start"):
+        check_template(renderer_of("apertus"), roles=("tool",), tools=[TOOL])
 
 
 def test_a_system_prompt_that_moves_is_refused(renderer_of) -> None:
@@ -213,6 +244,10 @@ def test_a_system_prompt_that_moves_is_refused(renderer_of) -> None:
         ("deepseek_v3.2", True, "Hm.</think>go", "Hm.", "go"),
         ("kimi_k2_thinking", True, "<think>Hm.</think>go", "Hm.", "go"),
         ("minimax_m2", True, "Hm.\n</think>\n\ngo", "Hm.", "go"),
+        ("lfm2", True, "<think>Hm.</think>go", "Hm.", "go"),
+        ("seed_oss", True, "<seed:think>Hm.</seed:think>\ngo", "Hm.", "go"),
+        ("apertus", True, "<|inner_prefix|>Hm.<|inner_suffix|>go", "Hm.", "go"),
+        ("apertus", False, "go", None, "go"),
         ("mistral", True, "[THINK]Hm.[/THINK]go", "Hm.", "go"),
         (
             "gpt_oss",
@@ -255,6 +290,8 @@ def test_unfinished_answers_are_problems(renderer_of, family: str, text: str, pr
         ("glm", {"<|user|>", "<|observation|>", "<|endoftext|>"}, "<|observation|>", "<|user|>"),
         ("gemma4", {"<turn|>", "<|tool_response>", "<eos>"}, "<|tool_response>", "<turn|>"),
         ("gpt_oss", {"<|return|>", "<|call|>", "<|endoftext|>"}, "<|call|>", "<|return|>"),
+        ("apertus", {"<|assistant_end|>", "<|tools_suffix|>", "</s>"}, "<|tools_suffix|>", "<|assistant_end|>"),
+        ("seed_oss", {"<seed:eos>"}, "<seed:eos>", "<seed:eos>"),
         ("kimi_k2", {"<|im_end|>", "[EOS]"}, "<|im_end|>", "<|im_end|>"),
         ("minimax_m2", {"[e~["}, "[e~[", "[e~["),
         ("llama4", {"<|eot|>", "<|eom|>", "<|end_of_text|>"}, "<|eot|>", "<|eot|>"),

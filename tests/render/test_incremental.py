@@ -34,6 +34,9 @@ ROLES: dict[str, tuple[Role, ...]] = {
     "kimi_k2_thinking": ("user", "tool"),
     "gpt_oss": ("user", "tool"),
     "llama4": ("user", "tool"),
+    "lfm2": ("user", "tool"),
+    "seed_oss": ("user", "tool"),
+    "apertus": ("user",),
 }
 ANSWERS_AS_HISTORY = sorted(set(TOKENIZER_FAMILIES) - {"minimax_m2"})
 """Families whose answers begin in a history as they are asked for; MiniMax M2 asks for thinking."""

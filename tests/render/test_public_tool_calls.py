@@ -184,3 +184,73 @@ def test_a_truncated_call_is_not_made() -> None:
     # hermes-agent#7680: JSON that ends with the token limit
     assert repair_of("hermes")(WEATHER[:-2], TOOLS, is_whole=False).calls == ()
     assert repair_of("hermes")(WEATHER[:-4], TOOLS, is_whole=True).calls == ()
+
+
+LFM2_TOOL = {
+    "run": {
+        "type": "function",
+        "function": {
+            "name": "run",
+            "parameters": {"type": "object", "properties": {"command": {"type": "string"}, "from": {}, "n": {}}},
+        },
+    }
+}
+
+
+@pytest.mark.parametrize(
+    ("written", "arguments"),
+    [  # vllm#48171, sglang#34237, llama.cpp#26658, mlx-lm#1785
+        ("command='grep -F \"]\" log.txt'", {"command": 'grep -F "]" log.txt'}),
+        ("command='cat > f.py << EOF\nx = 1\nEOF'", {"command": "cat > f.py << EOF\nx = 1\nEOF"}),
+        ("command='pattern \\\\'", {"command": "pattern \\"}),
+        ("command='sed -n '1,9p' f.py'", {"command": "sed -n '1,9p' f.py"}),
+        ("command='sed -n '1,9p' f.py', n=2", {"command": "sed -n '1,9p' f.py", "n": 2}),
+        ("command='plot(x, \\'red\\', label='sin')'", {"command": "plot(x, 'red', label='sin')"}),
+        ("command='# Hello, world!'", {"command": "# Hello, world!"}),
+        ("n=-74.0046539", {"n": -74.0046539}),
+        ("n=+7", {"n": 7}),
+        ("n=07", {"n": 7}),
+        ("n=0.07", {"n": 0.07}),
+        ("n=(800, 600)", {"n": [800, 600]}),
+        ("n=null, from=true", {"n": None, "from": True}),
+        ("from=1", {"from": 1}),
+    ],
+)
+def test_calls_of_lfm2(written: str, arguments: dict[str, object]) -> None:
+    parse = lookup(Kind.TOOL_PARSER, "lfm2")
+    parsed = parse(f"Hm.\n<|tool_call_start|> [run({written})]<|tool_call_end|>So.", LFM2_TOOL)
+    assert [dict(call.arguments) for call in parsed.calls] == [arguments]
+    assert (parsed.content, parsed.problems) == ("Hm.\nSo.", ())
+
+
+@pytest.mark.parametrize(
+    "written", ["n=1e999", "'ls'", "**{'n': 1}", "n=f(1)", "command='a 'b' c, n=2", "command='ls", "n=1, n=2"]
+)
+def test_calls_of_lfm2_that_cannot_be_read(written: str) -> None:
+    text = f"<|tool_call_start|>[run({written})]<|tool_call_end|>"
+    for parsed in (
+        lookup(Kind.TOOL_PARSER, "lfm2")(text, LFM2_TOOL),
+        repair_of("lfm2")(text, LFM2_TOOL, is_whole=True),
+    ):
+        assert (parsed.calls, len(parsed.problems)) == ((), 1)
+        assert (
+            "<|tool_call_start|>" in parsed.problems[0] or "twice" in parsed.problems[0] or "JSON" in parsed.problems[0]
+        )
+
+
+def test_calls_of_lfm2_in_other_forms() -> None:
+    parse = lookup(Kind.TOOL_PARSER, "lfm2")
+    listed = '<|tool_call_start|>[{"name": "run", "arguments": {"n": 1}}]<|tool_call_end|>'
+    for text, number in (
+        (listed, 1),
+        ("<|tool_call_start|>run(n=1)<|tool_call_end|>", 1),
+        ("<|tool_call_start|>[run(n=1)]", 1),
+        ("<|tool_call_start|>[run(n=1)]<|tool_call_end|>[run(n=1)]<|tool_call_end|>", 1),
+        ("<|tool_call_start|>[run(n=1), run(n=1)]<|tool_call_end|>", 2),
+        ("<|tool_call_start|>[run(n=1)]<|tool_call_end|><|tool_call_start|>[run(n=1)]<|tool_call_end|>", 2),
+    ):
+        parsed = parse(text, LFM2_TOOL)
+        assert [dict(call.arguments) for call in parsed.calls] == [{"n": 1}] * number, text
+        assert (parsed.content, parsed.problems) == ("", ())
+    assert parse("<|tool_call_start|>[]<|tool_call_end|>", LFM2_TOOL).problems
+    assert parse("[run(n=1)]", LFM2_TOOL).calls == ()

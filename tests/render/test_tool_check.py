@@ -35,7 +35,7 @@ OPEN = {
 WITHOUT_TOOLS = {"gemma", "gemma3", "qwen2.5-vl", "llama3_first", "deepseek_r1", "deepseek_v3_joined"} | {
     "deepseek_v3.1_joined"
 }
-WITHOUT_CALLS = (WITHOUT_TOOLS - {"deepseek_v3.1_joined"}) | {"kimi_k2_first"}
+WITHOUT_CALLS = (WITHOUT_TOOLS - {"deepseek_v3.1_joined"}) | {"kimi_k2_first", "lfm2_first"}
 TEMPLATES = [*TOKENIZER_FAMILIES, *OTHER_TEMPLATES]
 
 

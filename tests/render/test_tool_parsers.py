@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from agentrl.message import ToolCall
 from agentrl.registry import Kind, lookup, names
+from agentrl.render.tool_parsers import repair_of
 from agentrl.render.tool_parsers.json_calls import parse_hermes, parse_llama3_json
 from agentrl.render.tool_parsers.xml_calls import parse_qwen3_coder
 
@@ -311,10 +312,95 @@ def test_texts_in_calls_of_gemma(written: str, arguments: dict[str, object]) -> 
 
 
 @pytest.mark.parametrize(
-    "body", ["look(where=1)", "look", "look{text", "look{text:}", 'look{text:<|"|>a}', "look{a:1,a:2}"]
+    ("body", "arguments"),
+    [
+        ('call:look{where:<|"|>a<|"|>,}<tool_call|>', {"where": "a"}),
+        ("call:look{at:{x:1,,y:[2,3,],}}<tool_call|>", {"at": {"x": 1, "y": [2, 3]}}),
+        ('call:look{where:<|"|>a<|"|><tool_call|>', {"where": "a"}),
+        ("call:look{at:{x:[1<tool_call|>", {"at": {"x": [1]}}),
+        ("call:look{n:1}}]}<tool_call|>", {"n": 1}),
+        ('call:look{where:<|"|>a<|"|>}<tool_c', {"where": "a"}),
+        ('call:look{where:<|"|>a<|"|>}<toolcall|>', {"where": "a"}),
+        (':look{where:<|"|>a<|"|>}<tool_call|>', {"where": "a"}),
+        ('call:look(where:<|"|>a<|"|>)<tool_call|>', {"where": "a"}),
+        ("call:look{where:the old tower,n:1}<tool_call|>", {"where": "the old tower", "n": 1}),
+        ('call:look{n:1,where="a"}<tool_call|>', {"n": 1, "where": "a"}),  # ollama#17882
+        ("call:look{where:':\\\\s*'<|\"|>,n:1}<tool_call|>", {"where": ":\\s*", "n": 1}),  # ollama#15315
+    ],
+)
+def test_damaged_calls_of_gemma_as_servers_read_them(body: str, arguments: dict[str, object]) -> None:
+    parse = lookup(Kind.TOOL_PARSER, "gemma4")
+    properties = {"where": {"type": "string"}, "n": {"type": "integer"}, "at": {"type": "object"}}
+    tools = {"look": {"function": {"name": "look", "parameters": {"type": "object", "properties": properties}}}}
+    parsed = parse(f"Hm.<|tool_call>{body}", tools)
+    assert [dict(call.arguments) for call in parsed.calls] == [arguments]
+    assert (parsed.content, parsed.problems, parsed.repairs) == ("Hm.", (), ("damaged tags",))
+
+
+def test_damaged_calls_of_gemma_that_do_not_fit_are_problems() -> None:
+    parse = lookup(Kind.TOOL_PARSER, "gemma4")
+    tools = {"look": {"function": {"name": "look", "parameters": {"properties": {"n": {"type": "integer"}}}}}}
+    parsed = parse("<|tool_call>call:look{n:the old tower,}<tool_call|>", tools)
+    assert (parsed.calls, len(parsed.problems)) == ((), 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_whole"),
+    [
+        ('<|tool_call>{"name": "look", "arguments": {"where": "a"}}<tool_call|>', False),
+        ('{"name": "look", "arguments": {"where": "a"}}', False),
+        ('<|tool_call>call:look{where:<|"|>a<|"|>', True),
+    ],
+)
+def test_repaired_calls_of_gemma(text: str, is_whole: bool) -> None:
+    repair = repair_of("gemma4")
+    parsed = repair(text, {"look": {}}, is_whole=is_whole)
+    assert [dict(call.arguments) for call in parsed.calls] == [{"where": "a"}]
+    assert parsed.problems == ()
+    assert len(parsed.repairs) == 1
+    assert repair('<|tool_call>call:look{where:<|"|>a', {"look": {}}, is_whole=True).calls == ()
+    assert repair('<|tool_call>call:look{where:<|"|>a<|"|>', {"look": {}}, is_whole=False).calls == ()
+
+
+@pytest.mark.parametrize(
+    "body", ["look(where 1)", "look", "look{text", "look{text:}", 'look{text:<|"|>a}', "look{a:1,a:2}"]
 )
 def test_calls_of_gemma_that_cannot_be_read_do_not_swallow_the_next(body: str) -> None:  # vllm#53642
     parse = lookup(Kind.TOOL_PARSER, "gemma4")
     parsed = parse(f"<|tool_call>call:{body}<tool_call|><|tool_call>call:look{{}}<tool_call|>", {"look": {}})
     assert [dict(call.arguments) for call in parsed.calls] == [{}]
     assert len(parsed.problems) == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "arguments", "is_repaired"),
+    [
+        ('[{"look": {"n": 1}}]<|tools_suffix|>', [{"n": 1}], False),
+        ('[{"look": {"n": 1}}]', [{"n": 1}], False),
+        ('[{"look": {"n": 1}}, {"look": {}}]<|tools_suffix|>', [{"n": 1}, {}], False),
+        ('[{"look": {"n": 1}}<|tools_suffix|>', [{"n": 1}], True),
+        ('[{"look": {"n": 1,}}]<|tools_suf', [{"n": 1}], True),
+        ('[{"look": {"n": "a}<|tools_suffix|>', [], False),
+        ('[{"look": {"n": 1}, "again": {}}]<|tools_suffix|>', [], False),
+        ('{"look": {}}<|tools_suffix|>', [], False),
+        ("[]<|tools_suffix|>", [], False),
+        ('[{"look": {"n": 1}}', [], False),
+    ],
+)
+def test_calls_of_apertus(body: str, arguments: list[dict[str, object]], is_repaired: bool) -> None:
+    parsed = lookup(Kind.TOOL_PARSER, "apertus")(f"Hm.<|tools_prefix|>{body}", {"look": {}})
+    assert [dict(call.arguments) for call in parsed.calls] == arguments
+    assert (parsed.content, bool(parsed.problems), bool(parsed.repairs)) == ("Hm.", not arguments, is_repaired)
+    if body.endswith("}}"):
+        assert repair_of("apertus")(f"<|tools_prefix|>{body}", {"look": {}}, is_whole=True).calls
+
+
+def test_calls_of_seed_oss_are_in_its_own_marks() -> None:
+    call = "<function=look>\n<parameter=n>1</parameter>\n</function>"
+    parse = lookup(Kind.TOOL_PARSER, "seed_oss")
+    parsed = parse(f"Hm.\n<seed:tool_call>\n{call}\n</seed:tool_call>", {"look": {}})
+    assert [dict(found.arguments) for found in parsed.calls] == [{"n": "1"}]
+    assert (parsed.content, parsed.problems, parsed.repairs) == ("Hm.", (), ())
+    (problem,) = parse("<seed:tool_call>\n<function=lok>\n</function>\n", {"look": {}}).problems
+    assert "</seed:tool_call>" in problem or "lok" in problem
+    assert parse(f"<tool_call>\n{call}\n</tool_call>", {"look": {}}).repairs == ("damaged tags",)

@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from support import deepseek_templates as deepseek
 from support import family_templates as templates
 from support import mistral_templates as mistral
+from support import other_templates as others
 from support.chat_templates import (
     GEMMA,
     GEMMA3,
@@ -191,6 +192,35 @@ TOKENIZER_FAMILIES: Mapping[str, TokenizerFamily] = {
         eos="[e~[",
         bos="]~!b[",
     ),
+    "lfm2": TokenizerFamily(
+        chat_template=others.LFM25,
+        special=(
+            *(*_CHATML, "<|startoftext|>", "<|tool_list_start|>", "<|tool_list_end|>", "<|tool_call_start|>"),
+            *("<|tool_call_end|>", "<|tool_response_start|>", "<|tool_response_end|>"),
+        ),
+        plain=_THINK_TAGS,
+        eos="<|im_end|>",
+        bos="<|startoftext|>",
+    ),
+    "seed_oss": TokenizerFamily(
+        chat_template=others.SEED_OSS,
+        special=(
+            *("<seed:bos>", "<seed:eos>", "<seed:pad>", "<seed:think>", "</seed:think>"),
+            *("<seed:cot_budget_reflect>", "</seed:cot_budget_reflect>", "<seed:tool_call>", "</seed:tool_call>"),
+        ),
+        eos="<seed:eos>",
+        bos="<seed:bos>",
+    ),
+    "apertus": TokenizerFamily(
+        chat_template=others.APERTUS,
+        special=(
+            *("<s>", "</s>", "<|system_start|>", "<|system_end|>", "<|developer_start|>", "<|developer_end|>"),
+            *("<|user_start|>", "<|user_end|>", "<|assistant_start|>", "<|assistant_end|>", "<|inner_prefix|>"),
+            *("<|inner_suffix|>", "<|tools_prefix|>", "<|tools_suffix|>"),
+        ),
+        eos="<|assistant_end|>",
+        bos="<s>",
+    ),
     "llama4": TokenizerFamily(
         chat_template=templates.LLAMA4,
         special=(
@@ -298,6 +328,7 @@ OTHER_TEMPLATES: Mapping[str, tuple[str, str]] = {
     "glm47": ("glm", templates.GLM47),
     "glm45_training": ("glm", templates.GLM45_TRAINING),
     "kimi_k2_first": ("kimi_k2", templates.KIMI_K2_FIRST),
+    "lfm2_first": ("lfm2", others.LFM2),
     "llama4_json": ("llama4", templates.LLAMA4_JSON),
 }
 """Other published templates of these families: the family whose tokens they are written in, and the template."""

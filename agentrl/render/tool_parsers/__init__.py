@@ -26,7 +26,10 @@ REPAIRS: Mapping[str, str] = {
     "llama3_json": "agentrl.render.tool_parsers.json_calls:repair_llama3_json",
     "mistral": "agentrl.render.tool_parsers.json_calls:repair_mistral",
     "pythonic": "agentrl.render.tool_parsers.pythonic:repair_pythonic",
+    "lfm2": "agentrl.render.tool_parsers.pythonic:repair_lfm2",
     "qwen3_coder": "agentrl.render.tool_parsers.xml_calls:repair_qwen3_coder",
+    "seed_oss": "agentrl.render.tool_parsers.xml_calls:repair_seed_oss",
+    "apertus": "agentrl.render.tool_parsers.json_calls:repair_apertus",
     "glm": "agentrl.render.tool_parsers.xml_calls:repair_glm",
     "minimax_m2": "agentrl.render.tool_parsers.xml_calls:repair_minimax_m2",
     "deepseek_v32": "agentrl.render.tool_parsers.xml_calls:repair_deepseek_v32",
@@ -34,6 +37,7 @@ REPAIRS: Mapping[str, str] = {
     "deepseek_v3": "agentrl.render.tool_parsers.deepseek:repair_v3",
     "deepseek_v31": "agentrl.render.tool_parsers.deepseek:repair_v31",
     "kimi_k2": "agentrl.render.tool_parsers.deepseek:repair_kimi_k2",
+    "gemma4": "agentrl.render.tool_parsers.gemma:repair_gemma4",
 }
 """References to the repairs, by the registry name of the parser."""
 _FENCE = re.compile(r"^[ \t]*```(?P<language>[^\n]*)$", re.MULTILINE)

@@ -1,4 +1,4 @@
-"""Tool calls as JSON: Hermes, Qwen2.5, Qwen3 (``<tool_call>``), Llama 3 (bare objects), Mistral (``[TOOL_CALLS]``)."""
+"""Tool calls as JSON: Hermes, Qwen2.5, Qwen3 (``<tool_call>``), Llama 3 (bare objects), Mistral, Apertus."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from agentrl.render.tool_parsers import (
     shows_example,
 )
 from agentrl.render.tool_parsers.mended_json import read_mended
-from agentrl.render.tool_parsers.tolerant_tags import fitting_call
+from agentrl.render.tool_parsers.tolerant_tags import DAMAGED, fitting_call
 from agentrl.render.tool_parsers.untagged import (
     ENDS,
     FENCE,
@@ -33,6 +33,7 @@ from agentrl.render.tool_parsers.untagged import (
     after_extra,
     intended_call,
     is_nothing,
+    parse_or_read_untagged,
     read_untagged,
     take_intended,
 )
@@ -49,6 +50,9 @@ _CALL = re.compile(r'\{\s*"name"\s*:')
 MISTRAL_OPEN, ARGUMENTS = "[TOOL_CALLS]", "[ARGS]"
 MISTRAL_FORM = f"Write {MISTRAL_OPEN}tool{ARGUMENTS}{{...}} for each call."
 MISTRAL_ARRAY_FORM = f'Write {MISTRAL_OPEN} [{{"name": "tool", "arguments": {{...}}}}] with all calls.'
+APERTUS_OPEN, APERTUS_CLOSE = "<|tools_prefix|>", "<|tools_suffix|>"
+APERTUS_FORM = f'Write {APERTUS_OPEN}[{{"tool": {{...}}}}]{APERTUS_CLOSE} with all calls.'
+_APERTUS_END = re.compile(r"<\|tools_suffix\|>|(?:<[^<>]*>?\s*)?\Z")
 _ID = re.compile(r"[A-Za-z0-9]{9}")
 _ALONE = re.compile(r"\s*(?P<name>[^\s\[\]{}]+)\s*(?:\[ARGS\]\s*)?(?=\[TOOL_CALLS\]|\Z)")
 _HEAD = re.compile(r"\s*(?P<name>[^\s\[\]{}]*)\s*(?:\[CALL_ID\](?P<id>[A-Za-z0-9]*)\s*)?(?:\[ARGS\]\s*)?(?=\{)")
@@ -314,3 +318,42 @@ def _call_id(written: object, found: CollectedCalls) -> str:
     if isinstance(written, str) and _ID.fullmatch(written) and all(call.id != written for call in found.calls):
         return written
     return f"call{found.number:05d}"
+
+
+def parse_apertus(text: str, tools: ToolSchemas, *, is_whole: bool = False) -> ParsedCalls:
+    """Read every list of calls between the marks of Apertus, with damaged marks or brackets as servers accept them."""
+
+    def read(start: int, found: CollectedCalls) -> int:
+        try:
+            body = read_mended(text, start, "The list of tool calls", ends=("<|",), is_whole=is_whole)
+            closing = _APERTUS_END.match(text, body.end)
+            if closing is None or not isinstance(body.value, list) or not body.value:
+                raise MalformedCall("The tool calls are not one list of objects.")
+        except MalformedCall as problem:
+            found.problems.append(f"{problem} {APERTUS_FORM}")
+            return after_block(text, start, APERTUS_OPEN, APERTUS_CLOSE)
+        damaged = [] if closing[0] in ("", APERTUS_CLOSE) else [DAMAGED]  # sampling stops at the mark
+        for item in body.value:
+            if found.take(partial(_keyed_call, item, tools, found.number, mended=bool(body.mends))):
+                found.note([*damaged, *body.mends])
+        return closing.end()
+
+    found = collect_blocks(text, APERTUS_OPEN, read)
+    found.refuse_stray([APERTUS_CLOSE], APERTUS_OPEN, APERTUS_FORM)
+    return found.result()
+
+
+def repair_apertus(text: str, tools: ToolSchemas, *, is_whole: bool) -> ParsedCalls:
+    """Read lists whose last brackets are missing, or JSON without the marks."""
+    return parse_or_read_untagged(
+        partial(parse_apertus, is_whole=is_whole), APERTUS_FORM, text, tools, is_whole=is_whole
+    )
+
+
+def _keyed_call(item: object, tools: ToolSchemas, number: int, *, mended: bool) -> ToolCall:
+    call = _object(item, number, APERTUS_FORM)
+    if len(call) != 1:
+        raise MalformedCall(f"Tool call {number} is not an object with the tool's name as its only key. {APERTUS_FORM}")
+    ((name, arguments),) = call.items()
+    made = make_call(name or None, arguments, tools, number)
+    return fitting_call(name, made.arguments, tools, number) if mended else made

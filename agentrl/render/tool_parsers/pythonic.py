@@ -1,8 +1,9 @@
-"""Tool calls as a Python list that is the whole answer (Llama 4, Llama 3.2): ``[f(a=1), g(b='x')]``."""
+"""Tool calls as a Python list ``[f(a=1)]``: the whole answer (Llama 4, Llama 3.2), or between marks (LFM2)."""
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 import re
 import warnings
@@ -12,11 +13,29 @@ from functools import partial
 from typing import Any
 
 from agentrl.message import ToolCall
-from agentrl.render.tool_parsers import CollectedCalls, MalformedCall, ParsedCalls, ToolSchemas, make_call
-from agentrl.render.tool_parsers.untagged import introduces_example, read_untagged
+from agentrl.render.tool_parsers import (
+    UNCLOSED_TAG,
+    CollectedCalls,
+    MalformedCall,
+    ParsedCalls,
+    ToolSchemas,
+    collect_blocks,
+    make_call,
+)
+from agentrl.render.tool_parsers.untagged import introduces_example, parse_or_read_untagged, read_untagged
+from agentrl.render.tool_parsers.values import first_of, skip_space, whole_json
 
 FORM = "Answer with [tool(argument=value)] and nothing else; put , between several calls, and name every argument."
 _START, _END = "<|python_start|>", "<|python_end|>"
+LFM2_OPEN, LFM2_CLOSE = "<|tool_call_start|>", "<|tool_call_end|>"
+LFM2_FORM = f"Write {LFM2_OPEN}[tool(argument=value)]{LFM2_CLOSE} with all calls, and name every argument."
+UNLISTED = "a call outside a list"
+UNESCAPED = "a string with unescaped quotes or line breaks, or a number with leading zeros"
+_AFTER_STRING = re.compile(r"\s*(?:,\s*(?:[\w.$-]+\s*=|[\"'\[{]|-?\d|[TFNtfn]\w+\s*[,\])])|[)\]}:])")
+"""Pattern of the text after a string in a call."""
+_MAX_READINGS = 8
+"""Maximum number of places where a string with unescaped quotes may end."""
+_LEADING_ZEROS = re.compile(r"(?<![\w.])0+(?=[1-9])")
 BESIDE_TEXT = "a list of calls next to other text"
 _FENCE = re.compile(r"\A```\w*|```\w*\Z")
 _CALLS = re.compile(r"\[\s*([\w.-]+)\(")
@@ -58,6 +77,97 @@ def repair_pythonic(text: str, tools: ToolSchemas, *, is_whole: bool) -> ParsedC
     if served.calls:
         return served
     return read_untagged(text, tools, FORM, is_whole=is_whole) or served
+
+
+def parse_lfm2(text: str, tools: ToolSchemas) -> ParsedCalls:
+    """Read every list of calls between the marks of LFM2; see `agentrl.render.tool_parsers`."""
+    found = collect_blocks(text, LFM2_OPEN, partial(_read_lfm2_block, text, tools))
+    found.content = ["\n".join(part for piece in found.content if (part := piece.strip()))]
+    found.problems = [problem.replace(FORM, LFM2_FORM) for problem in found.problems]
+    found.refuse_stray([LFM2_CLOSE], LFM2_OPEN, LFM2_FORM)
+    return found.result()
+
+
+repair_lfm2 = partial(parse_or_read_untagged, parse_lfm2, LFM2_FORM)
+
+
+def _read_lfm2_block(text: str, tools: ToolSchemas, start: int, found: CollectedCalls) -> int:
+    """Collect the calls of a list in Python's notation, or of one in JSON; return the index after it."""
+    end = first_of(text, [LFM2_CLOSE, LFM2_OPEN], start)
+    body = text[start:end].strip()
+    slips = [] if text.startswith(LFM2_CLOSE, end) else [UNCLOSED_TAG]
+    try:
+        if body.startswith(("{", "[{")):
+            value = whole_json(body, "The list of tool calls")
+            reads = [partial(_json_call, item, tools) for item in (value if isinstance(value, list) else [value])]
+        else:
+            if not body.startswith("["):
+                body = f"[{body}]"
+                slips.append(UNLISTED)
+            reads = _pythonic_calls(body, tools, slips)
+        if not reads:
+            raise MalformedCall(f"The list of tool calls is empty. {LFM2_FORM}")
+    except MalformedCall as problem:
+        found.problems.append(str(problem))
+    else:
+        for read in reads:
+            if found.take(partial(read, number=found.number)):
+                found.note(slips)
+    if not text.startswith(LFM2_CLOSE, end):
+        return end
+    again = f"{text[start:end].strip()}{LFM2_CLOSE}"
+    after = skip_space(text, end + len(LFM2_CLOSE))
+    return after + len(again) if text.startswith(again, after) else end + len(LFM2_CLOSE)
+
+
+def _pythonic_calls(body: str, tools: ToolSchemas, slips: list[str]) -> list[partial[ToolCall]]:
+    """Return readers of the calls in a list, whose strings may contain unescaped quotes; each takes its `number`."""
+    for longer in range(-1, _MAX_READINGS):
+        reading = body if longer < 0 else _with_escapes(body, longer)
+        written = _with_identifiers(reading)
+        with contextlib.suppress(MalformedCall):
+            items = _items(written.text)
+            slips += [UNESCAPED] if reading != body else []
+            return [partial(_call, item, written.names, tools) for item in items]
+    _items(_with_identifiers(body).text)
+    return []
+
+
+def _json_call(item: Any, tools: ToolSchemas, number: int) -> ToolCall:
+    if not isinstance(item, dict):
+        raise MalformedCall(f"Item {number} of the list is not the call of a tool. {LFM2_FORM}")
+    return make_call(item.get("name"), item.get("arguments", {}), tools, number)
+
+
+def _with_escapes(body: str, longer: int) -> str:
+    """Escape quotes and control characters within strings, and drop leading zeros of integers.
+
+    The templates of LFM2.5 put strings in quotes without escapes. A string ends at the first quote after which the call
+    goes on; the first string that contains quotes ends `longer` such quotes later.
+    """
+    pieces: list[str] = []
+    cursor = 0
+    while cursor < len(body):
+        quote = body[cursor]
+        cursor += 1
+        if quote not in "'\"":
+            zeros = _LEADING_ZEROS.match(body, cursor - 1)
+            pieces.append("" if zeros else quote)
+            cursor = zeros.end() if zeros else cursor
+            continue
+        end, is_quoted = cursor, False
+        while end < len(body):
+            if body[end] == quote:
+                if _AFTER_STRING.match(body, end + 1) and not (is_quoted and longer):
+                    break
+                longer -= is_quoted and _AFTER_STRING.match(body, end + 1) is not None
+                is_quoted = True
+            end += 1 + (body[end] == "\\")
+        inside = re.sub(r"(\\.)|" + quote, lambda found: found[1] or f"\\{found[0]}", body[cursor:end], flags=re.DOTALL)
+        inside = re.sub(r"[\n\r\t\x00]", lambda found: repr(found[0])[1:-1], inside)
+        pieces.append(f"{quote}{inside}{quote}")
+        cursor = end + 1
+    return "".join(pieces)
 
 
 def _is_mentioned(text: str, start: int) -> bool:
@@ -182,11 +292,11 @@ def _literal(node: ast.expr, what: str) -> Any:
         return node.value
     if isinstance(node, ast.Name) and node.id in _JSON_NAMES:
         return _JSON_NAMES[node.id]
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant):
+    if isinstance(node, ast.UnaryOp) and isinstance(node.operand, ast.Constant):
         number = node.operand.value
-        if isinstance(number, int | float):
-            return -number
-    if isinstance(node, ast.List):
+        if isinstance(number, int | float) and isinstance(node.op, ast.USub | ast.UAdd):
+            return -number if isinstance(node.op, ast.USub) else number
+    if isinstance(node, ast.List | ast.Tuple | ast.Set):
         return [_literal(item, what) for item in node.elts]
     if isinstance(node, ast.Dict):
         return {_key(k, what): _literal(v, what) for k, v in zip(node.keys, node.values, strict=True)}

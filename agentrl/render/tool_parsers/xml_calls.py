@@ -1,4 +1,4 @@
-"""Tool calls as XML-like tags: Qwen3-Coder, GLM 4.5 to 4.7, MiniMax M2, and DeepSeek V3.2."""
+"""Tool calls as XML-like tags: Qwen3-Coder, Seed-OSS, GLM 4.5 to 4.7, MiniMax M2, and DeepSeek V3.2 and V4."""
 
 from __future__ import annotations
 
@@ -37,19 +37,7 @@ _GLM_TAGS = CallTags(
     argument_end="</arg_value>",
     marks=re.compile("</?tool_call>"),
 )
-QWEN3_CODER_FORM = (
-    f"Write {OPEN}\n<function=tool>\n<parameter=argument>\nvalue\n</parameter>\n</function>\n{CLOSE}, "
-    "with one parameter tag per argument."
-)
 _FUNCTION = re.compile(r"\s*<function=([^>\s]*)>(.*)</function>\s*", re.DOTALL)
-_CODER_TAGS = CallTags(
-    call=re.compile(r"<function=([^>\s<]*)>"),
-    ends=("</function>", CLOSE),
-    argument=re.compile(r"<parameter=([^>\s<]*)>"),
-    argument_end="</parameter>",
-    marks=re.compile("</?tool_call>|</function>"),
-)
-_FUNCTION_END = re.compile(rf"</function>\s*{CLOSE}")
 _PARAMETER = re.compile(r"\s*<parameter=([^>\s]*)>")
 _BROKEN_END = re.compile(r"<(?:/[^<>]*)?\Z")
 
@@ -136,7 +124,7 @@ class InvokeTagParser:
         self._tags = CallTags(
             call=re.compile(rf'{tag}invoke\s+name="([^"<>]*)"\s*>'),
             ends=(marks.end_of("invoke"), marks.close),
-            argument=re.compile(rf'{tag}parameter\s+name="([^"<>]*)"(?:\s+string="(true|false)")?\s*>'),
+            argument=re.compile(rf'{tag}parameter\s+name="([^"<>]*)"(?:\s+string="(true|false)")?[^<>]*>'),
             argument_end=marks.end_of("parameter"),
             marks=re.compile("|".join(map(re.escape, (marks.open, marks.close, marks.end_of("invoke"))))),
         )
@@ -280,61 +268,80 @@ _PARAMETER_END = ArgumentEnd(
 )
 
 
-def parse_qwen3_coder(text: str, tools: ToolSchemas) -> ParsedCalls:
-    """Read every ``<tool_call>`` block; see `agentrl.render.tool_parsers`."""
-    if shows_example(text, "<function="):
-        return ParsedCalls(content=text.strip())
+class FunctionTagParser:
+    """Parser of a notation with a tag per function and parameter; see `agentrl.render.tool_parsers`."""
 
-    def read(start: int, found: CollectedCalls) -> int:
-        following = first_of(text, [OPEN], start)
-        ending = _FUNCTION_END.search(text, start, following)  # an argument may contain the closing mark
-        end = text.find(CLOSE, start, following) if ending is None else ending.end() - len(CLOSE)
-        body = text[start : end if end >= 0 else following]
-        found.take(partial(_read_block, body, tools, found.number, closed=end >= 0))
-        return end + len(CLOSE) if end >= 0 else following
+    def __init__(self, opening: str = OPEN, closing: str = CLOSE) -> None:
+        self._open, self._close = opening, closing
+        self.form = (
+            f"Write {opening}\n<function=tool>\n<parameter=argument>\nvalue\n</parameter>\n</function>\n{closing}, "
+            "with one parameter tag per argument."
+        )
+        self._tags = CallTags(
+            call=re.compile(r"<function=([^>\s<]*)>"),
+            ends=("</function>", closing),
+            argument=re.compile(r"<parameter=([^>\s<]*)>"),
+            argument_end="</parameter>",
+            marks=re.compile(f"{opening}|{closing}|</function>"),
+        )
+        self._end = re.compile(rf"</function>\s*{closing}")
+        self.ending = f"\n</parameter>\n</function>\n{closing}"
 
-    found = collect_blocks(text, OPEN, read)
-    rest = "".join(found.content)
-    if CLOSE in rest or "<function=" in rest:
-        found.problems.append(f"Parts of a tool call are outside {OPEN} and {CLOSE}. {QWEN3_CODER_FORM}")
-        found.content = [rest.replace(CLOSE, "")]
+    def __call__(self, text: str, tools: ToolSchemas) -> ParsedCalls:
+        """Return calls, problems and the remaining text; never raise."""
+        if shows_example(text, "<function="):
+            return ParsedCalls(content=text.strip())
 
-    def read_value(opening: re.Match[str], written: str, name: str, number: int) -> Any:
-        value = written.removeprefix("\n").removesuffix("\n")
-        return typed_value(value, opening[1], name, tools, number)
+        def read(start: int, found: CollectedCalls) -> int:
+            following = first_of(text, [self._open], start)
+            ending = self._end.search(text, start, following)  # an argument may contain the closing mark
+            end = text.find(self._close, start, following) if ending is None else ending.end() - len(self._close)
+            body = text[start : end if end >= 0 else following]
+            found.take(partial(self._read_block, body, tools, found.number, closed=end >= 0))
+            return end + len(self._close) if end >= 0 else following
 
-    return with_tolerant_fallback(found.result(), _CODER_TAGS, text, tools, read_value)
+        found = collect_blocks(text, self._open, read)
+        rest = "".join(found.content)
+        if self._close in rest or "<function=" in rest:
+            found.problems.append(f"Parts of a tool call are outside {self._open} and {self._close}. {self.form}")
+            found.content = [rest.replace(self._close, "")]
+
+        def read_value(opening: re.Match[str], written: str, name: str, number: int) -> Any:
+            value = written.removeprefix("\n").removesuffix("\n")
+            return typed_value(value, opening[1], name, tools, number)
+
+        return with_tolerant_fallback(found.result(), self._tags, text, tools, read_value)
+
+    def _read_block(self, body: str, tools: ToolSchemas, number: int, *, closed: bool) -> ToolCall:
+        if not closed:
+            raise MalformedCall(f"Tool call {number} was not closed. {self.form}")
+        function = _FUNCTION.fullmatch(body)
+        if function is None:
+            raise MalformedCall(f"Tool call {number} is not one function tag. {self.form}")
+        call = make_call(function[1] or None, {}, tools, number)
+        arguments = self._read_parameters(function[2], call.name, tools, number)
+        return make_call(call.name, arguments, tools, number)
+
+    def _read_parameters(self, body: str, name: str, tools: ToolSchemas, number: int) -> dict[str, Any]:
+        arguments: dict[str, Any] = {}
+        cursor = 0
+        while parameter := _PARAMETER.match(body, cursor):
+            if (stop := _PARAMETER_END.find(body, parameter.end())) < 0:
+                break
+            key, value = parameter[1], body[parameter.end() : stop].removeprefix("\n").removesuffix("\n")
+            if key in arguments:
+                raise MalformedCall(f"Tool call {number} gives {key!r} of {name} twice.")
+            if value.startswith(f"<parameter={key}>"):
+                raise MalformedCall(f"{key!r} of {name} (tool call {number}) is opened twice. {self.form}")
+            arguments[key] = typed_value(value, key, name, tools, number)
+            cursor = stop + len(_PARAMETER_END.tag)
+        if body[cursor:].strip():
+            raise MalformedCall(f"Tool call {number} has text outside its parameter tags. {self.form}")
+        return arguments
 
 
-def _read_block(body: str, tools: ToolSchemas, number: int, *, closed: bool) -> ToolCall:
-    if not closed:
-        raise MalformedCall(f"Tool call {number} was not closed. {QWEN3_CODER_FORM}")
-    function = _FUNCTION.fullmatch(body)
-    if function is None:
-        raise MalformedCall(f"Tool call {number} is not one function tag. {QWEN3_CODER_FORM}")
-    call = make_call(function[1] or None, {}, tools, number)
-    arguments = _read_parameters(function[2], call.name, tools, number)
-    return make_call(call.name, arguments, tools, number)
-
-
-def _read_parameters(body: str, name: str, tools: ToolSchemas, number: int) -> dict[str, Any]:
-    arguments: dict[str, Any] = {}
-    cursor = 0
-    while parameter := _PARAMETER.match(body, cursor):
-        if (stop := _PARAMETER_END.find(body, parameter.end())) < 0:
-            break
-        key, value = parameter[1], body[parameter.end() : stop].removeprefix("\n").removesuffix("\n")
-        if key in arguments:
-            raise MalformedCall(f"Tool call {number} gives {key!r} of {name} twice.")
-        if value.startswith(f"<parameter={key}>"):
-            raise MalformedCall(f"{key!r} of {name} (tool call {number}) is opened twice. {QWEN3_CODER_FORM}")
-        arguments[key] = typed_value(value, key, name, tools, number)
-        cursor = stop + len(_PARAMETER_END.tag)
-    if body[cursor:].strip():
-        raise MalformedCall(f"Tool call {number} has text outside its parameter tags. {QWEN3_CODER_FORM}")
-    return arguments
-
-
+parse_qwen3_coder = FunctionTagParser()
+parse_seed_oss = FunctionTagParser("<seed:tool_call>", "</seed:tool_call>")
 parse_minimax_m2 = InvokeTagParser(InvokeMarks(block="minimax:tool_call"))
 _DSML = InvokeMarks(block="function_calls", prefix="｜DSML｜", string=' string="true|false"')
 parse_deepseek_v32 = InvokeTagParser(_DSML)
@@ -359,8 +366,8 @@ def _all_fit(parsed: ParsedCalls, tools: ToolSchemas) -> bool:
     return all(fits(dict(call.arguments), root := parameters_of(call.name, tools), root) for call in parsed.calls)
 
 
-repair_qwen3_coder = partial(
-    _complete_tags, parse_qwen3_coder, QWEN3_CODER_FORM, "\n</parameter>\n</function>\n</tool_call>"
+repair_qwen3_coder, repair_seed_oss = (
+    partial(_complete_tags, parse, parse.form, parse.ending) for parse in (parse_qwen3_coder, parse_seed_oss)
 )
 repair_glm = partial(_complete_tags, parse_glm, GLM_FORM, "</arg_value>\n</tool_call>")
 repair_minimax_m2 = partial(_complete_tags, parse_minimax_m2, parse_minimax_m2.form, parse_minimax_m2.ending)
