@@ -77,7 +77,7 @@ class Memory(TextLoop):
             f" facts and nothing else, at most {max(1, self.memory_tokens * 3 // 4)} words. For example, if your memory"
             " is:\nThe door is locked.\nand this is new:\nIt rained. Tom found a key in the desk.\n"
             "then write:\nThe door is locked. Tom has the key.\n"
-            "Next time, you will see only what you wrote and what is new then."
+            "Next time, you will see only this memory and the next observation."
         )
 
 

@@ -79,4 +79,4 @@ class PlannerWorker(TextLoop):
         return plan
 
     async def _show(self, episode: Episode, observation: Content, plan: str) -> Content:
-        return with_lines(observation, [await self.actions(episode), f"\nThe plan for you: {plan}" if plan else ""])
+        return with_lines(observation, [await self.actions(episode), f"\nFollow this plan: {plan}" if plan else ""])

@@ -51,7 +51,7 @@ class RecentSteps:
         if not self._steps:
             return ""
         steps = "\n".join(f"[{i}] Observation: {seen}\n[{i}] Action: {action}" for i, seen, action in self._steps)
-        return f"You have taken {self._count} steps. The most recent ones:\n{steps}"
+        return f"Steps taken so far: {self._count}. The most recent ones:\n{steps}"
 
 
 def _memory_class(reference: str) -> Callable[[], Memory]:

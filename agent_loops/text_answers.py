@@ -132,9 +132,9 @@ class TextLoop(AgentLoop):
         if len(actions) == 1 and actions[0].strip():
             return Reading(actions[0].strip())
         if len(actions) > 1:
-            return Reading("", self._remark(f"had {len(actions)} actions, and one is allowed", action_hint))
+            return Reading("", self._remark(f"had {len(actions)} actions, but only one is allowed", action_hint))
         if answer.stop_reason is StopReason.LENGTH:
-            return Reading("", self._remark("was too long and cut off before its action", action_hint))
+            return Reading("", self._remark("was too long and was cut off before its action", action_hint))
         missing = "an empty <action> </action>" if actions else "no <action> </action>"
         return Reading("", self._remark(f"had {missing}", action_hint))
 

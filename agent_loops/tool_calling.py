@@ -200,7 +200,7 @@ class ToolCalling(AgentLoop):
         form = f"in this form:\n{self._example(episode, act)}"
         if answer.problems:
             found = " ".join(answer.problems)
-            return f"Your tool call could not be read, so it was not carried out. {found} Write a tool call {form}"
+            return f"Your tool call could not be read, so it was not executed. {found} Write a tool call {form}"
         return f"Your last answer called no tool, so nothing happened. Answer again with a tool call, {form}"
 
     def demonstrate(self, action: str) -> Message:
@@ -221,6 +221,6 @@ def _helpers(episode: Episode) -> str:
     example = episode.write_answer(Message(role="assistant", tool_calls=(example_call(helpers[0]),)))
     return (
         f"Other agents can help you: {', '.join(tool.name for tool in helpers)}. To ask one, call the tool with its"
-        f" name. It sees nothing but your call, so write all that it needs to know. For example:\n{example}\n"
-        "Its answer comes back as the result of the call."
+        f" name. It sees only your call, so write everything that it needs to know. For example:\n{example}\n"
+        "Its answer is the result of the call."
     )

@@ -40,9 +40,8 @@ You are a user who talks to an assistant. This is what you need help with, in fu
 
 {prompt}
 
-Do not show it as it stands. Begin with a short message that leaves out details, and give them when they are asked for
-or when an answer needs them. Write only your next message, in a few words. When the assistant has given you what you
-need, write {stop}."""
+Do not copy it. Begin with a short message that leaves out details, and give a detail when the assistant asks for it or
+needs it. Write only your next message, in a few words. When the assistant has given you what you need, write {stop}."""
 SPLITS = ("train", "valid", "test")
 OWN_COLUMNS = ("prompt", "ground_truth", *IMAGE_COLUMNS)
 PROMPT_COLUMNS = ("prompt", "question", "problem")

@@ -84,7 +84,7 @@ class FetchPage:
 
         Args:
             url: The full address of the page.
-            start: Characters of the text to skip, to continue reading a long page.
+            start: Number of characters to skip, to continue reading a long page.
         """
         text = await self._text(url.strip())
         shown = text[max(start, 0) : max(start, 0) + self._page_characters]

@@ -68,7 +68,7 @@ async def list_dir(path: str = ".", *, sandbox: Sandbox) -> str:
     """Lists the contents of a folder; names of folders end with a slash.
 
     Args:
-        path: The folder; the working folder if left out.
+        path: The folder; by default, the working folder.
     """
     entries = await sandbox.list(path)
     return "\n".join(f"{entry.name}/" if entry.is_folder else entry.name for entry in entries) or "[empty]"

@@ -13,7 +13,7 @@ _ONE_STREAM = 'exec 2>&1; if command -v bash >/dev/null; then exec bash -c "$0";
 
 @tool
 async def bash(command: str, *, sandbox: Sandbox, context: ToolContext) -> ToolResult:
-    """Runs a shell command and shows what it writes. Each call is a new shell in the working folder; files stay.
+    """Runs a shell command and shows its output. Each call starts a new shell in the working folder; files are kept.
 
     Args:
         command: One or more lines for bash.

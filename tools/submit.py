@@ -7,7 +7,7 @@ from agentrl import ToolContext, tool
 
 @tool(stop=True)
 async def submit(answer: str, context: ToolContext) -> str:
-    """Hands in the final answer; nothing can be done after it.
+    """Submits the final answer. This ends the task.
 
     Args:
         answer: Only the answer, in the form that the task asks for.

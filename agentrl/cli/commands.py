@@ -39,7 +39,7 @@ COMMANDS: dict[str, CommandEntry] = {
     ),
     "config": CommandEntry("agentrl.cli.config", "Show a resolved config, or all keys.", RUNS, is_group=True),
     "plan": CommandEntry("agentrl.cli.plan", "Estimate the memory of a run without running it.", RUNS),
-    "sft": CommandEntry("agentrl.cli.learn", "Warm-start a model on an environment's expert.", RUNS),
+    "sft": CommandEntry("agentrl.cli.learn", "Warm-start a model on episodes of an expert.", RUNS),
     "train": CommandEntry("agentrl.cli.train", "Train an agent with reinforcement learning.", RUNS),
     "launch": CommandEntry(
         "agentrl.cli.launch", "Train on Slurm, Kubernetes (KubeRay) or a cloud (SkyPilot).", RUNS, is_group=True

@@ -42,7 +42,7 @@ def rollout(
     engine: Annotated[str | None, typer.Option(help="Inference engine: local, vllm, sglang or openai.")] = None,
     tasks: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="File of tasks; without an environment, of prompts that are answered once."),
+        typer.Option(metavar="FILE", help="File of tasks; without an environment, of prompts, each answered once."),
     ] = None,
     reward: Rewards = None,
     resume: Annotated[

@@ -71,7 +71,7 @@ def train(
     engine: Annotated[str | None, typer.Option(help="Inference engine: local, vllm or sglang.")] = None,
     tasks: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="File of tasks; without an environment, of prompts that are answered once."),
+        typer.Option(metavar="FILE", help="File of tasks; without an environment, of prompts, each answered once."),
     ] = None,
     reward: Rewards = None,
     episodes: Annotated[

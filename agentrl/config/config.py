@@ -101,11 +101,11 @@ class ModelConfig(Section):
     device: str = "auto"
     """``cpu``, ``cuda`` or ``cuda:1``; ``auto`` uses a GPU if one is available."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Data type of the weights; ``auto`` is bfloat16 on GPUs and on CPUs that multiply in bfloat16, and float32
-    elsewhere."""
+    """Data type of the weights: ``float32``, ``bfloat16``, or ``auto``, which is bfloat16 on GPUs and on CPUs that
+    multiply in bfloat16, and float32 elsewhere."""
     head_dtype: Literal["model", "float32"] = "model"
-    """Data type of the logits in the trainer, the local engine and launched servers: ``model``, that of the weights, or
-    ``float32``, with which their probabilities agree more closely for ``dtype: bfloat16``."""
+    """Data type of the logits in the trainer, the local engine and launched servers: ``model`` for that of the weights,
+    or ``float32``, with which trainer and engine agree more closely if ``dtype`` is ``bfloat16``."""
     lora: LoraConfig | None = None
     """Train adapters (LoRA) and freeze the base weights; see docs/lora.md."""
 

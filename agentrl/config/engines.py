@@ -72,7 +72,7 @@ def address(text: str) -> str:
 
 class OpenAIEngineConfig(Section):
     type: Literal["openai"] = "openai"
-    """OpenAI-compatible service; for evaluation only, because it returns text without tokens."""
+    """OpenAI-compatible service; as the policy's engine for evaluation only, because it returns text without tokens."""
     url: str
     """Base address, including ``/v1``."""
     model: str

@@ -355,10 +355,10 @@ class BranchConfig(Section):
 
 class AgentConfig(Section):
     loop: str = "tool_calling"
-    """Registry name of the agent loop: tool_calling, react_text, step_independent, single_turn, memory, self_play,
-    planner_worker, debate, external, live, or module:attr. If neither the loop nor tools are set and the model's chat
-    template has no tool calls, react_text is used, with answers that begin with an action tag; the command prints
-    this."""
+    """Agent loop: tool_calling, react_text, step_independent, single_turn, memory, self_play, planner_worker, debate,
+    external, live, another registry name (docs/agent-loops.md), or module:attr. If neither the loop nor tools are set
+    and the model's chat template has no tool calls, react_text is used, with answers that begin with an action tag; the
+    command prints this."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Arguments of the loop's constructor."""
     tools: ToolEntries = Field(default_factory=list)
@@ -388,11 +388,11 @@ class AgentConfig(Section):
     """Maximum number of tokens in an answer."""
     max_observation_tokens: int = Field(2048, ge=1)
     """Maximum number of tokens in an observation; a longer one loses its end, and the result of a tool its middle,
-    with a visible mark."""
+    with a visible marker."""
     max_tokens: int = Field(16384, ge=1)
     """Maximum number of tokens in a sequence, prompt and answers together; the engine's context limit still applies."""
     max_seconds: float | None = Field(None, gt=0)
-    """Maximum duration of an episode, in seconds, as a rule of the task."""
+    """Maximum duration of an episode, in seconds; it then ends as truncated_time. No limit if not set."""
     max_rejected_actions: int | None = Field(None, ge=1)
     """Number of actions rejected by the environment after which an episode ends as policy_error; no limit if not
     set."""

@@ -237,7 +237,7 @@ class JudgeConfig(Section):
     max_tokens: int = Field(512, ge=1)
     """Maximum number of tokens in an answer."""
     max_transcript_chars: int | None = Field(None, ge=200)
-    """Maximum number of characters in a transcript; the middle of a longer one is removed, with a visible mark."""
+    """Maximum number of characters in a transcript; the middle of a longer one is removed, with a visible marker."""
     temperature: float = Field(0.0, ge=0)
     """Sampling temperature of the judge."""
     cache: Literal["disk", "memory", "off"] = "disk"

@@ -19,22 +19,26 @@ def config_reference() -> str:
     """Return one table per section, with the columns key, type, default and meaning."""
     lines = ["| key | type | default | meaning |", "|---|---|---|---|"]
     top = [_row("", name, field) for name, field in Config.model_fields.items() if not models_of(field.annotation)]
-    sections = [
-        line
-        for name, field in Config.model_fields.items()
-        for line in _sections(".".join(key_words(name)), field.annotation)
-    ]
+    sections = [line for name, field in Config.model_fields.items() for line in _sections("", name, field.annotation)]
     return "\n".join([*sections, "## Other keys", "", *lines, *top, ""])
 
 
-def _sections(path: str, annotation: Any) -> Iterator[str]:
-    variants = models_of(annotation)
+def _sections(prefix: str, section: str, annotation: Any) -> Iterator[str]:
+    variants, path = models_of(annotation), prefix + ".".join(key_words(section))
+    if _has_names(annotation) and path == prefix + section:
+        path += ".KEY" if section == "schedules" else ".NAME"
     for model in variants:
         title = path if len(variants) == 1 else f"{path} (type: {model.model_fields['type'].default})"
         yield from _table(title, path, model)
     for model in variants:
         for name, field in model.model_fields.items():
-            yield from _sections(f"{path}.{name}", field.annotation)
+            yield from _sections(f"{path}.", name, field.annotation)
+
+
+def _has_names(annotation: Any) -> bool:
+    """Return True for sections under names that the user chooses, such as those of roles."""
+    parts = get_args(annotation)
+    return get_origin(annotation) is dict or any(map(_has_names, parts))
 
 
 def _table(title: str, path: str, model: type[BaseModel]) -> Iterator[str]:

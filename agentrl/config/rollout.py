@@ -95,7 +95,7 @@ class CheckpointConfig(Section):
 
 
 class ObserveConfig(Section):
-    """Settings of what a run stores and serves for observers."""
+    """Data that a run stores and serves for monitoring."""
 
     tokens: Annotated[int, Field(ge=1)] | Literal["all", "none"] = 64
     """Episodes per training step whose sampled tokens are stored with the advantage, log-probabilities, ratio and

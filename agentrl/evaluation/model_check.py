@@ -153,7 +153,11 @@ async def check_model(
     config = resolve_model(config)
     renderer = start_renderer(config)
     if renderer is None:
-        raise UsageError("model check needs a model with files", got=config.model.path)
+        raise UsageError(
+            "model check needs a trained model",
+            got=config.model.path,
+            expected="a model folder, a name on the hub, a run or a checkpoint",
+        )
     facts = template_facts(renderer)
     tried = [loop for loop in loops if loop != TOOL_LOOP or calls_tools(config)]
     shares: list[AnswerShare] = []

@@ -255,7 +255,7 @@ class Renderer:
             with contextlib.suppress(TemplateError):
                 if probe in self.template.render([Message(role=role, content=probe)]):
                     return self.encoder.encode(self.template.render([Message(role=role, content=text)]))
-        raise TemplateError("the chat template shows no message before a conversation", expected="a system message")
+        raise TemplateError("the chat template shows no system or user message", expected="another model.chat_template")
 
     def suffix(self, messages: Sequence[Message], *, last_id: int | None) -> RenderedTokens:
         """Render the text after an answer: the end of its turn unless the model wrote it, messages, the next header.

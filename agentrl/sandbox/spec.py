@@ -173,7 +173,7 @@ def read_spec(given: SandboxSpec | Mapping[str, Any] | str) -> SandboxSpec:
             raise UsageError(f"sandbox.{name} is invalid", got=repr(values[name]), expected="text")
     network = values.get("network", "")
     if not isinstance(network, str | list | tuple) or not all(isinstance(host, str) for host in network):
-        raise UsageError("sandbox.network is invalid", got=repr(network), expected="a word, or a list of hosts")
+        raise UsageError("sandbox.network is invalid", got=repr(network), expected="none, all, or a list of hosts")
     if not isinstance(network, str):
         values["network"] = tuple(network)
     values["env"] = {str(name): str(value) for name, value in values.get("env", {}).items()}

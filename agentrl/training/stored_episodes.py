@@ -92,7 +92,8 @@ def _without_useless(pairs: Sequence[Pair], *, max_tokens: int, say: Callable[[s
     }
     counts = [f"{counted(number, 'pair')} {reason}" for reason, number in left_out.items() if number]
     if not useful:
-        raise UsageError("no pair can be learned from", got=", ".join(counts), expected="shorter pairs that differ")
+        expected = f"pairs of at most {max_tokens:,} tokens whose sides differ"
+        raise UsageError("no pair can be trained on", got=", ".join(counts), expected=expected)
     for count in counts:
         say(f"left out: {count}")
     return useful

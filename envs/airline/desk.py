@@ -157,9 +157,9 @@ class Desk:
             destination: Airport to which it goes.
             flight_type: "one_way" or "round_trip".
             cabin: "basic_economy", "economy" or "business", for all flights.
-            flights: All flights in order: {"flight_number", "date"}.
-            passengers: {"first_name", "last_name", "dob"} of each.
-            payment_methods: {"payment_id", "amount"} of each method; the amounts add up to the price.
+            flights: All flights in order, each as {"flight_number", "date"}.
+            passengers: All passengers, each as {"first_name", "last_name", "dob"}.
+            payment_methods: Each method as {"payment_id", "amount"}; the amounts add up to the price.
             total_baggages: Number of checked bags.
             nonfree_baggages: Number of those that are paid for.
             insurance: "yes" or "no".
@@ -215,7 +215,7 @@ class Desk:
         Args:
             reservation_id: Six letters and digits.
             cabin: "basic_economy", "economy" or "business", for all flights.
-            flights: All flights of the new trip in order, including those that stay: {"flight_number", "date"}.
+            flights: All flights of the new trip in order, also those that stay, each as {"flight_number", "date"}.
             payment_id: Method that pays or receives the difference; not a certificate.
         """
         reservation = self._reservation(reservation_id)
@@ -251,11 +251,11 @@ class Desk:
         return _to_json(changed)
 
     def update_reservation_passengers(self, reservation_id: str, passengers: list[dict[str, Any]]) -> str:
-        """Changes who flies, but not how many.
+        """Replaces passengers of a reservation; their number cannot change.
 
         Args:
             reservation_id: Six letters and digits.
-            passengers: {"first_name", "last_name", "dob"} of every passenger, including those who stay.
+            passengers: All passengers, including those who stay, each as {"first_name", "last_name", "dob"}.
         """
         reservation = self._reservation(reservation_id)
         if len(passengers) != passengers_of(reservation):

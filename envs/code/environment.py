@@ -27,7 +27,7 @@ MAX_SHOWN_CHARS = 1500
 """Maximum characters of a description of wrong results."""
 PROBLEMS_SHOWN = 3
 NO_CODE = (
-    "Your answer has no block of code, so nothing was run. Answer again with the whole function in one block, like"
+    "Your answer has no code block, so nothing was run. Answer again with the whole function in one code block, like"
     " this:\n\n```python\ndef add(a, b):\n    return a + b\n```"
 )
 
@@ -179,7 +179,7 @@ class CodeEnv(AsyncEnv):
         if not self.problem.has_examples:
             return "There are no examples to try it on."
         verdict = await self._try(code[:MAX_SOURCE])
-        return "All examples are right." if verdict.is_right else _feedback(verdict)
+        return "All examples pass." if verdict.is_right else _feedback(verdict)
 
     def tool_message(self, action: str) -> Message:
         """Return the assistant message of a text action: code is submitted as text, not by a tool."""
@@ -228,5 +228,5 @@ class CodeExpert:
 
 def _feedback(verdict: Verdict) -> str:
     wrong = [problem for problem in verdict.problems if problem]
-    head = f"{verdict.pass_count} of {len(verdict.problems)} examples are right. Wrong:"
+    head = f"{verdict.pass_count} of {len(verdict.problems)} examples pass. These fail:"
     return cut("\n".join([head, *wrong[:PROBLEMS_SHOWN]]), MAX_SHOWN_CHARS)

@@ -77,7 +77,7 @@ def stated_number(stated: str) -> Fraction:
     found = [_value(match) for match in _NUMBER_IN_TEXT.finditer(plain)]
     rest = _WORD.sub("", _NUMBER_IN_TEXT.sub("", plain))
     if len(set(found)) > 1:
-        raise NoAnswer("This states several answers.")
+        raise NoAnswer("You gave several answers.")
     if not found or found[0] is None or not _HARMLESS.fullmatch(rest):
         raise NoAnswer("This answer is not a number.")
     return found[0]

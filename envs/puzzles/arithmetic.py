@@ -123,7 +123,7 @@ def _factor(left: list[str]) -> _Pair:
         over, under = _factor(left)
         return -over, under
     if token != "(":
-        raise NotArithmetic(f"There is no place for {token!r} here.")
+        raise NotArithmetic(f"{token!r} does not belong here.")
     value = _sum(left)
     if left[-1] != ")":
         raise NotArithmetic("A closing bracket is missing.")

@@ -26,7 +26,7 @@ class Mastermind(Puzzle):
 
     name = "mastermind"
     fields = ("code", "guesses")
-    action_hint = "a code of digits with blanks between them, for example: 1 2 3 4"
+    action_hint = "a code of digits with spaces between them, for example: 1 2 3 4"
     max_steps = 20
 
     code: str

@@ -67,22 +67,22 @@ class Minesweeper(Puzzle):
             raise Illegal("Answer with reveal or flag, a row and a column, for example: reveal 3 2")
         row, column = int(match[2]), int(match[3])
         if row >= self.rows or column >= self.columns:
-            raise Illegal(f"There is no place in row {row}, column {column}.")
+            raise Illegal(f"There is no cell in row {row}, column {column}.")
         place = row * self.columns + column
         shown = self.shown[place]
         if match[1] == "flag":
             if shown not in (HIDDEN, FLAG):
-                raise Illegal("This place is revealed.")
+                raise Illegal("This cell is already revealed.")
             self.shown[place] = HIDDEN if shown == FLAG else FLAG
             return Played()
         if shown != HIDDEN:
-            raise Illegal("There is a flag on this place." if shown == FLAG else "This place is revealed.")
+            raise Illegal("There is a flag on this cell." if shown == FLAG else "This cell is already revealed.")
         if self.counts[place] < 0:
             self.shown[place] = MINE
             return Played(0.0, "That was a mine.", over=True)
         self._reveal(place)
         if self._is_clear():
-            return Played(1.0, "All places without a mine are revealed.", over=True, won=True)
+            return Played(1.0, "All cells without a mine are revealed.", over=True, won=True)
         return Played(MILESTONE_REWARD)
 
     def progress(self) -> float:

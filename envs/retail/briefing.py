@@ -17,7 +17,7 @@ GREETING = "Customer service, good day. What can I do for you?"
 
 _DATA = importlib.resources.files(__package__).joinpath("data")
 _END = {
-    RequestKind.QUESTION: "It is done when the agent has answered all of your question.",
+    RequestKind.QUESTION: "It is done when the agent has answered your whole question.",
     RequestKind.REFUSED: "If the agent says that this is not possible, do not insist: continue with the next request.",
     RequestKind.TRANSFER: "It is done when the agent says that another person will take over.",
 }

@@ -40,7 +40,7 @@ class Desk:
         raise ToolError("there is no user with this email address", got=repr(email))
 
     def find_user_id_by_name_zip(self, first_name: str, last_name: str, zip: str) -> str:
-        """Finds a customer who does not know the email address.
+        """Finds a customer by name and zip code, if the customer does not know the email address.
 
         Args:
             first_name: The first name.
@@ -105,7 +105,7 @@ class Desk:
     def modify_pending_order_address(
         self, order_id: str, address1: str, address2: str, city: str, state: str, country: str, zip: str
     ) -> str:
-        """Changes where a pending order is sent.
+        """Changes the shipping address of a pending order.
 
         Args:
             order_id: Such as "#W1234567".
@@ -131,7 +131,7 @@ class Desk:
             order_id: Such as "#W1234567".
             item_ids: The items to change.
             new_item_ids: The new items, in the same order.
-            payment_method_id: Pays or receives the difference.
+            payment_method_id: Method that pays or receives the difference in price.
         """
         order = self._order_with_status(order_id, PENDING)
         swap = Swap(self.database, order, item_ids, new_item_ids)
@@ -189,7 +189,7 @@ class Desk:
         Args:
             order_id: Such as "#W1234567".
             item_ids: The items to return.
-            payment_method_id: Receives the money: the original method or a gift card.
+            payment_method_id: Method that receives the money: the original one or a gift card.
         """
         order = self._order_with_status(order_id, DELIVERED)
         items_of(order, item_ids)
@@ -214,7 +214,7 @@ class Desk:
             order_id: Such as "#W1234567".
             item_ids: The items to exchange.
             new_item_ids: The new items, in the same order.
-            payment_method_id: Pays or receives the difference.
+            payment_method_id: Method that pays or receives the difference in price.
         """
         order = self._order_with_status(order_id, DELIVERED)
         swap = Swap(self.database, order, item_ids, new_item_ids)

@@ -127,7 +127,7 @@ class TelecomDesk(gymnasium.Env[str, str]):
             raise ToolError(
                 f"there is no tool {call.name!r}",
                 expected=", ".join(self._named),
-                hint="only the customer can do something on the phone: say in plain words what",
+                hint="only the customer can use the phone: tell the customer in plain words what to do",
             )
         text: str = tool(**tool.validate(call.arguments))
         return text

@@ -32,7 +32,7 @@ STILL: Mapping[str, str] = {
     "picture_messages": "Picture messages still do not go out.",
 }
 """Answers to the question whether everything works, by the first thing that does not."""
-TOO_MANY = "That was enough at once; I have not done the rest. What comes next?"
+TOO_MANY = "That was a lot at once; I have not done the rest. What comes next?"
 YES = "Yes, please."
 NOT_UNDERSTOOD = (
     "I did not understand that. Ask me one thing, or tell me what to do on my phone, for example: check the status bar."

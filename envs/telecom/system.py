@@ -44,7 +44,7 @@ class CustomerSystem:
         raise ToolError("there is no customer with this phone number", got=repr(phone_number))
 
     def get_customer_by_name(self, full_name: str, date_of_birth: str) -> str:
-        """Finds a customer who does not know the phone number.
+        """Finds a customer by name and date of birth, if the customer does not know the phone number.
 
         Args:
             full_name: Such as "Ann Lee".

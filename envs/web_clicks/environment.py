@@ -57,7 +57,7 @@ class WebClicks(gymnasium.Env[Content, str]):
         UsageError: an option is not valid, or Chromium is not installed.
     """
 
-    action_hint = "a click at a column and a row in pixels, from the top left corner, for example: click(120, 45)"
+    action_hint = "click(x, y), with x and y in pixels from the top left corner, for example: click(120, 45)"
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class WebClicks(gymnasium.Env[Content, str]):
         page.show(self.task.document)
         self._read(page)
         goal = f"Your task is to: {self.task.goal}."
-        size = f"The page has {self.width} columns and {self.height} rows of pixels."
+        size = f"The page is {self.width} pixels wide and {self.height} pixels high."
         return self._show(page, before=f"{size}\n{goal}"), {"success": False, "goal": goal}
 
     def step(self, action: str) -> tuple[Content, float, bool, bool, dict[str, Any]]:

@@ -16,7 +16,7 @@ You shop online. The instruction on every page says what to buy, which options t
 turn, take one action. The shop then shows you the next page.
 
 There are two kinds of actions:
-- To search for products, write for example: search[blue cotton shirt]. This works only on the first page.
+- To search for products, write for example: search[blue cotton shirt]. This works on every page.
 - To click something that the page shows, write for example: click[Buy Now]. You can click a button, the id of a product
   such as B000VKB640, or the value of an option.
 

@@ -41,7 +41,7 @@ async def test_each_step_has_a_sequence_of_its_own_with_the_last_steps_in_it(pla
     assert [len(s.turns) for s in played.trajectory.sequences] == [1, 1, 1, 1]
     assert [turn.reward for turn in played.trajectory.turns] == [1.0] * 4
     last = played.texts[3]
-    assert "You have taken 3 steps. The most recent ones:\n[2] Observation: Seen 1.\n[2] Action: two\n[3] Obs" in last
+    assert "Steps taken so far: 3. The most recent ones:\n[2] Observation: Seen 1.\n[2] Action: two\n[3] Obs" in last
     assert "[1]" not in last
     assert last.count("Your task is to: count.") == 1
     shared = [s.shared for s in played.trajectory.sequences]

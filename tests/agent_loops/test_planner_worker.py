@@ -34,7 +34,7 @@ async def test_the_worker_acts_by_the_plan_and_both_have_the_return(play):
     planner, worker = played.texts
     assert "Write the plan for the worker." in planner
     assert "You are at 1." not in planner
-    assert "reach 3.\n\nThe plan for you: Walk on." in worker
+    assert "reach 3.\n\nFollow this plan: Walk on." in worker
     assert "Now you do not act" not in worker
 
 
@@ -45,12 +45,12 @@ async def test_the_planner_plans_again_after_some_steps(play):
     assert [turn.role for turn in played.trajectory.turns] == ["planner", "worker", "worker", "planner", "worker"]
     planner, worker = played.texts
     assert "You are at 2.\nYou are at 0. Your task is to reach 3.\n\nWrite the plan" in planner
-    assert "You are at 2.\n\nThe plan for you: B" in worker
+    assert "You are at 2.\n\nFollow this plan: B" in worker
 
 
 async def test_a_planner_that_says_nothing_is_counted_and_ends_an_episode_that_it_plays_alone(play):
     played = await play(Corridor, "planner_worker", "", "forward", options=loop())
-    assert "The plan for you" not in played.texts[1]
+    assert "Follow this plan" not in played.texts[1]
     assert [turn.valid for turn in played.trajectory.turns] == [False, True, True, True]
     alone = await play(Corridor, "planner_worker", "", options=loop(), max_parse_failures=1)
     assert (alone.trajectory.outcome, alone.trajectory.reward) == (Outcome.POLICY_ERROR, 0.0)

@@ -83,7 +83,7 @@ async def test_unusable_answers_are_explained_counted_and_cost_no_step(play):
     assert played.trajectory.metrics["invalid_answers"] == 3
     assert [turn.valid for turn in played.trajectory.turns] == [False, False, False, True]
     example = "<think>My next action is look.</think>\n<action>look</action>"
-    for problem in ("no <action> </action>", "2 actions, and one is allowed", "an empty <action> </action>"):
+    for problem in ("no <action> </action>", "2 actions, but only one is allowed", "an empty <action> </action>"):
         remark = (
             f"Your last answer had {problem}, so nothing happened. Answer again, in this form:\n{example}<|im_end|>"
         )
@@ -96,7 +96,7 @@ def answer(text, stop_reason=StopReason.STOP):
 
 def test_a_cut_answer_is_told_apart():
     reading = ReactText().read(answer("<think>Let me see", StopReason.LENGTH))
-    assert reading.problem.startswith("Your last answer was too long and cut off before its action, so nothing")
+    assert reading.problem.startswith("Your last answer was too long and was cut off before its action, so nothing")
     plain = ReactText(format="plain").read(answer(" "), "a number, for example: 7").problem
     assert plain == "Your last answer was empty, so nothing happened. Answer again, in this form:\n7"
     free = ReactText(format="free").read(answer(" ")).problem

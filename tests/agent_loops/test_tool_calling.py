@@ -134,7 +134,7 @@ def test_ways_to_read_calls_are_checked():
             "Seven?",
             "Your last answer called no tool, so nothing happened. Answer again with a tool call, in this form:\n<to",
         ),
-        ("<tool_call>\n{broken\n</tool_call>", "Your tool call could not be read, so it was not carried out. "),
+        ("<tool_call>\n{broken\n</tool_call>", "Your tool call could not be read, so it was not executed. "),
         (call("act", move="7"), "Error: wrong arguments for act"),
         (call("akt", action="7"), "'akt'"),
     ],

@@ -114,10 +114,10 @@ def test_steps_and_tasks_are_selected(agentrl: Cli, trained_run: Path) -> None:
     assert (none.code, "no matching episode" in none.err) == (2, True)
 
 
-def test_what_cannot_be_rescored_is_refused(agentrl: Cli, trained_run: Path, functions: Path) -> None:
+def test_what_cannot_be_rescored_is_refused(agentrl: Cli, trained_run: Path, functions: Path, tmp_path: Path) -> None:
     missing = agentrl("rescore", "nowhere")
     assert (missing.code, "nowhere is not a run" in missing.err) == (2, True)
-    (evaluation := trained_run.parent / "evaluation-only").mkdir()
+    (evaluation := tmp_path / "evaluation-only").mkdir()
     (evaluation / "episodes.jsonl").touch()
     assert "is not a run: got an evaluation" in " ".join(agentrl("rescore", str(evaluation)).err.split())
     unknown = agentrl("rescore", str(trained_run), "--reward", "stored_rewards:nope")

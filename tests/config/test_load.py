@@ -488,7 +488,7 @@ def test_there_are_fewer_than_180_keys_where_a_part_that_is_left_out_counts_as_o
 def test_the_reference_explains_every_key():
     text = config_reference()
     assert not [name for name in ("Annotated", "Undefined", "FieldInfo", "<", " at 0x") if name in text]
-    lines = text.splitlines()
+    lines = text.replace(".NAME", "").replace(".KEY", "").splitlines()
     for key in all_keys():
         line = next(line for line in lines if f"`{'.'.join(key)}`" in line)
         assert not line.endswith("|  |"), f"{line} has no meaning"

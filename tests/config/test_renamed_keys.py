@@ -67,3 +67,9 @@ def test_a_saved_aggregation_stays():
     assert (
         config_from({"environment": "a", "algorithm": {"loss": "gspo"}}).algorithm.aggregation == "seq-mean-token-mean"
     )
+
+
+def test_the_reference_shows_where_a_name_belongs() -> None:
+    assert {"`agent.roles.NAME.tools`", "`adapters.NAME.path`", "`schedules.KEY.points`"} < set(
+        config_reference().split()
+    )

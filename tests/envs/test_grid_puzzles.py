@@ -148,8 +148,8 @@ def test_mines_flags_and_what_is_revealed() -> None:
     env = minesweeper({15, 3})
     assert env.step("flag 3 3")[0].endswith(" 3 .  .  .  F")
     for action, note in (
-        ("reveal 3 3", "There is a flag on this place."),
-        ("reveal 4 0", "There is no place in row 4, column 0."),
+        ("reveal 3 3", "There is a flag on this cell."),
+        ("reveal 4 0", "There is no cell in row 4, column 0."),
         ("dig 1 1", "Answer with reveal or flag"),
     ):
         observation, reward, _, _, info = env.step(action)

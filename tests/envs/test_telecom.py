@@ -207,7 +207,7 @@ def test_a_cautious_customer_does_one_thing_at_a_time_and_others_three() -> None
     text = "Please check the status bar, the SIM card, the APN settings and the network mode."
     task_id = first_with(Fault.VPN, persona=CallerPersona.CAUTIOUS)
     assert ended(task_id, text)[1] == (
-        "The status bar shows a 5G signal, the VPN sign. That was enough at once; I have not done the rest."
+        "The status bar shows a 5G signal, the VPN sign. That was a lot at once; I have not done the rest."
         " What comes next?"
     )
     task_id = first_with(Fault.VPN, persona=CallerPersona.TERSE, alone=False)

@@ -244,7 +244,7 @@ async def test_without_walls_only_in_these_words():
         ({"url": "http://127.0.0.1"}, "has no url"),
         ({"network": "al"}, "Did you mean 'all'"),
         ({"network": []}, "expected none, gateway, all, or a list of hosts"),
-        ({"network": 3}, "expected a word, or a list of hosts"),
+        ({"network": 3}, "expected none, all, or a list of hosts"),
         ({"network": ["example.org", "all"]}, "sandbox.network is invalid"),
         ({"network": ["https://example.org"]}, "Remove any scheme and path"),
         ({"network": "gateway"}, "only the external loop's sandbox"),

@@ -69,8 +69,8 @@ def test_a_command_gets_the_lower_of_two_limits(
         ({"network": "nones"}, "Did you mean 'none'"),
         ({"network": []}, "sandbox.network is invalid"),
         ({"network": ["a.org", "all"]}, "sandbox.network is invalid"),
-        ({"network": ["a.org", 5]}, "expected a word, or a list of hosts"),
-        ({"network": 5}, "expected a word, or a list of hosts"),
+        ({"network": ["a.org", 5]}, "expected none, all, or a list of hosts"),
+        ({"network": 5}, "expected none, all, or a list of hosts"),
     ],
 )
 def test_error_names_the_invalid_setting(given: Any, words: str) -> None:

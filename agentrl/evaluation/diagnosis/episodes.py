@@ -87,7 +87,7 @@ def unusable_answers(run: RunSummary) -> Iterator[Finding]:
         sentence=f"{episodes.unusable} of {episodes.turns} answers could not be used as actions{remark}",
         advice="check what the policy reads: agentrl env prompt "
         f"{run.setting('environment.name') or 'NAME'}; check agent.loop and agent.options, show examples "
-        "(agent.few_shot_turns), try a warm start (agentrl sft), or a model that keeps to the format",
+        "(agent.few_shot_turns), try a warm start (agentrl sft), or a model that follows the format",
         evidence=tuple(f"frequent answer: {answer}" for answer in answers),
         example=run.example("unusable"),
         count=episodes.unusable,
@@ -343,7 +343,7 @@ def explain_equal_returns(episodes: EpisodeCounts) -> tuple[str, str]:
     if (share := episodes.unusable_share) >= 0.5:
         return (
             f"{result}, and {share:.0%} of the answers could not be used as actions",
-            "try a warm start (agentrl sft) or a model that keeps to the format, and check agent.loop and "
+            "try a warm start (agentrl sft) or a model that follows the format, and check agent.loop and "
             "agent.max_answer_tokens",
         )
     if whole is not None and not whole.is_constant:

@@ -68,12 +68,12 @@ def _introduction(tool: RoleTool) -> str:
 
 def _rule(episode: Episode, tool: RoleTool, tools: Mapping[str, Tool]) -> str:
     if not tools:
-        return "How to answer: in plain text. Your whole answer is sent to the agent that asks you."
+        return "How to answer: in plain text. Your whole answer is sent to the agent that asked you."
     example = episode.write_answer(Message(role="assistant", tool_calls=(example_call(next(iter(tools.values()))),)))
     return (
         f"How to answer: when you need a tool, call it. For example:\n{example}\n"
         "You then see the result and answer again. When you know enough, answer in plain text without a call: only this"
-        f" answer is sent to the agent that asks you. You can answer at most {tool.max_turns} times."
+        f" answer is sent to the agent that asked you. You can answer at most {tool.max_turns} times."
     )
 
 
@@ -100,7 +100,7 @@ async def _next_answer(episode: Episode, conversation: Conversation) -> str | No
     if answer.tool_calls:
         conversation.add(*await episode.call_tools(answer.tool_calls))
     if answer.problems:
-        problem = f"Your tool call could not be read, so it was not carried out. {' '.join(answer.problems)}"
+        problem = f"Your tool call could not be read, so it was not executed. {' '.join(answer.problems)}"
         episode.count_invalid(problem)
         conversation.add(user(problem))
     return None if answer.tool_calls or answer.problems else answer.text.strip()

@@ -31,8 +31,8 @@ Call one tool in each turn, and write nothing else. When the ticket is solved, o
 `done`."""
 _TALK = """
 # How to act
-Each turn, either call one tool, or talk to the customer in plain words. Do not do both. Only the customer can do
-something on the phone: say what."""
+Each turn, either call one tool, or talk to the customer in plain words. Do not do both. Only the customer can use
+the phone: tell the customer what to do on it."""
 
 
 def done() -> str:

@@ -128,7 +128,7 @@ async def test_an_attempt_that_fails_the_examples_may_be_mended() -> None:
     world = env()
     await world.reset(options={"task_id": "train-0"})
     observation, reward, terminated, _, info = await world.step("```python\ndef solve(items):\n    return None\n```")
-    assert "0 of 3 examples are right" in observation
+    assert "0 of 3 examples pass" in observation
     assert "returned None, expected" in observation
     assert (reward, terminated, info["valid"]) == (0.0, False, True)
     *_, terminated, _, info = await world.step(world.expert().act(observation))
@@ -162,7 +162,7 @@ async def test_answers_without_code_end_an_episode() -> None:
     world = env(max_steps=1)
     await world.reset(options={"task_id": "train-0"})
     observation, reward, terminated, truncated, info = await world.step("I do not know.")
-    assert observation.startswith("Your answer has no block of code, so nothing was run.")
+    assert observation.startswith("Your answer has no code block, so nothing was run.")
     assert (reward, terminated, truncated, info["valid"]) == (0.0, False, True, False)
     with pytest.raises(UsageError, match="the code episode is over"):
         await world.step("again")
@@ -171,7 +171,7 @@ async def test_answers_without_code_end_an_episode() -> None:
 async def test_tools_try_and_do_not_hand_in() -> None:
     world = env()
     await world.reset(options={"task_id": "train-3"})
-    assert await world.run_tests(world.problem.solution) == "All examples are right."
+    assert await world.run_tests(world.problem.solution) == "All examples pass."
     assert "0 of 3" in await world.run_tests("def solve(items):\n    return None")
     assert await world.run_python("print(6 * 7)") == "42"
     assert await world.run_python("raise SystemExit(3)") == "[exit code 3]"
@@ -218,7 +218,7 @@ async def test_a_file_shows_some_of_its_tests(files: dict[str, str]) -> None:
     statement, _ = await world.reset(options={"task_id": "train-0"})
     assert str(statement).endswith("assert add(1, 2) == 3\nassert add(0, 0) == 0")
     observation, *_ = await world.step("def add(a, b): return a * b")
-    assert observation.startswith("1 of 2 examples are right")
+    assert observation.startswith("1 of 2 examples pass")
     *_, info = await world.step("return a + b")  # the body alone
     await world.close()
     assert info["success"]
