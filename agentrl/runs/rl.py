@@ -59,9 +59,8 @@ from agentrl.rollout.tracing import EpisodeTracer
 from agentrl.rollout.waits import RolloutObserver, WaitKind
 from agentrl.runs.checkpoint import Progress, copy_checkpoint, read_progress, restore, write_checkpoint
 from agentrl.runs.diagnosis import open_diagnosis, report_problems, save_failures
-from agentrl.runs.loop import TrainingLoop
+from agentrl.runs.loop import TrainingLoop, run_with_restarts
 from agentrl.runs.record import EpisodeRecorder, JournalingRecorder, StepClock
-from agentrl.runs.restarts import run_with_restarts
 from agentrl.runs.start import Run, RunResult, finished_result
 from agentrl.runs.stop import PHASE_GRACE_S, StopRequest, close_in_thread, close_together, run_until_stopped
 from agentrl.runs.stored_training import StoredTraining
@@ -153,9 +152,7 @@ class Orchestrator(TrainingLoop):
         check_extra_rollouts(self.config)
         self._saved = self._checkpoints.newest()
         progress = None if self._saved is None else read_progress(self._saved, Progress)
-        self.step = self.status.step = 0 if progress is None else progress.step
-        self._settings.load_state_dict({} if progress is None else progress.settings)
-        self._settings.advance(self.step)
+        self._continue_after(progress)
         for warning in (*(rate_warnings(self.config) if progress is None else ()), *core_warnings(self.config)):
             self.say(warning)
         base_path = await prepare_model(self.config, self.folder.model, say=self.say, waits=self._waits)
@@ -257,11 +254,12 @@ class Orchestrator(TrainingLoop):
     ) -> None:
         """Close the parts, the trackers and the token tables; a stop request shortens their time."""
         await self._parts.scheduler.close()
-        closing = [self._parts.close(), close_in_thread(self._stop, self._tables.close, "writing the token tables")]
-        if self._trackers is not None:
-            close = functools.partial(self._trackers.close, error)
-            closing.append(close_in_thread(self._stop, close, "closing the trackers"))
-        await close_together(self._stop, *closing)
+        await close_together(
+            self._stop,
+            self._parts.close(),
+            close_in_thread(self._stop, self._tables.close, "writing the token tables"),
+            close_in_thread(self._stop, functools.partial(self._close_trackers, error), "closing the trackers"),
+        )
 
     def _loss_callback(self) -> Callable[[TrainingError], None]:
         """Return a thread-safe function that ends the run when a required process is lost."""

@@ -130,7 +130,7 @@ class Rollout(RunLoop):
     command = "rollout"
 
     def __init__(self, run: Run, *, watcher: RunWatcher | None = None, interruption: StopRequest | None = None) -> None:
-        super().__init__(run, watcher=watcher, interruption=interruption, steps=run.config.trainer.steps)
+        super().__init__(run, watcher=watcher, interruption=interruption)
         self._run = run
         self._size = policy_group_size(run.config.algorithm)
         self._batch: list[Group] = []
