@@ -108,7 +108,7 @@ def build_group_extras(
     environments: Sequence[RunEnvironment],
     policy: EngineEpisodePolicy,
     model_path: str,
-    translator: Translator | None = None,
+    translator: Translator | None,
 ) -> GroupExtras:
     """Build the extra rollouts and the served teacher that the config's algorithm needs.
 

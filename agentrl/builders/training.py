@@ -255,7 +255,7 @@ def _build_scheduler(
     version: int,
     keep: Callable[[Group], bool] | None,
     trainer: PolicyTrainer,
-    folder: Path | None,
+    folder: Path,
 ) -> GroupScheduler:
     branching = build_branch_runners(environments)
     make: Callable[..., GroupScheduler] = GroupScheduler

@@ -18,16 +18,14 @@ from agentrl.render.renderer import Renderer
 _OPENING = (system("You play."), user("start"))
 
 
-def check_tools_shown(
-    renderer: Renderer, tools: Sequence[ToolSchema], *, messages: Sequence[Message] = _OPENING
-) -> None:
-    """Check that the prompt of a conversation that begins with `messages` names every tool.
+def check_tools_shown(renderer: Renderer, tools: Sequence[ToolSchema]) -> None:
+    """Check that the prompt of a conversation names every tool.
 
     Raises:
         TemplateError: A tool's name is not in the prompt, or the template refuses the tools.
     """
-    without = renderer.template.render(messages, generation_prompt=True)
-    shown = unbroken(renderer.template.render(messages, tools=tools, generation_prompt=True))
+    without = renderer.template.render(_OPENING, generation_prompt=True)
+    shown = unbroken(renderer.template.render(_OPENING, tools=tools, generation_prompt=True))
     missing = [name for tool in tools if shown.count(name := tool["function"]["name"]) <= without.count(name)]
     if missing:
         raise renderer.tool_not_shown(missing[0])

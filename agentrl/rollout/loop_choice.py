@@ -80,7 +80,7 @@ class PlaySettings:
         return config.model_copy(update={"environments": {**config.environments, label: changed}})
 
 
-def sets_shots(config: Config, label: str = SOLE) -> bool:
+def sets_shots(config: Config, label: str) -> bool:
     """Return True if the user chose the number of examples in an environment's prompts."""
     own = label != SOLE and config.environments[label].agent.few_shot_turns is not None
     return own or "few_shot_turns" in config.agent.model_fields_set

@@ -47,7 +47,6 @@ _log = logging.getLogger(__name__)
 
 MAX_CACHED_RESULTS = 4096
 """Maximum number of cached results of one pure tool; the least recently used one is dropped."""
-Sleep: TypeAlias = Callable[[float], Awaitable[Any]]
 
 
 class RateLimiter:
@@ -57,7 +56,11 @@ class RateLimiter:
     """
 
     def __init__(
-        self, max_concurrent: int | None, max_per_second: float | None, clock: Callable[[], float], sleep: Sleep
+        self,
+        max_concurrent: int | None,
+        max_per_second: float | None,
+        clock: Callable[[], float],
+        sleep: Callable[[float], Awaitable[Any]] = asyncio.sleep,
     ) -> None:
         self._free_slots = contextlib.nullcontext() if max_concurrent is None else asyncio.Semaphore(max_concurrent)
         self._interval_s = 0.0 if max_per_second is None else 1 / max_per_second
@@ -84,11 +87,9 @@ class ToolLimits:
     def __init__(
         self,
         clock: Callable[[], float] = time.monotonic,
-        sleep: Sleep = asyncio.sleep,
         say: Callable[[str], None] = _log.warning,
     ) -> None:
         self._clock = clock
-        self._sleep = sleep
         self._rate_limiters: dict[tuple[str, int | None, float | None], RateLimiter] = {}
         self._cached: WeakKeyDictionary[Tool, OrderedDict[str, ToolResult]] = WeakKeyDictionary()
         self._say = say
@@ -101,7 +102,7 @@ class ToolLimits:
             return None
         key = (tool.name, *limits)
         if key not in self._rate_limiters:
-            self._rate_limiters[key] = RateLimiter(*limits, self._clock, self._sleep)
+            self._rate_limiters[key] = RateLimiter(*limits, self._clock)
         return self._rate_limiters[key]
 
     def cached_result(self, tool: Tool, arguments: Mapping[str, Any]) -> ToolResult | None:
@@ -206,7 +207,7 @@ class EpisodeTools:
         turns: TurnLog,
         tool_limits: ToolLimits,
         *,
-        make_sandbox: Callable[[], Sandbox] | None = None,
+        make_sandbox: Callable[[], Sandbox] | None,
     ) -> None:
         self.configured = {tool.name: tool for tool in configured}
         self.task_id = turns.trajectory.task_id

@@ -21,11 +21,12 @@ from agentrl.observe.run_folder import logging_to
 from agentrl.observe.traces import EpisodeTrace
 from agentrl.observe.trackers import Trackers
 from agentrl.rollout.waits import WaitKind, WaitTracker
-from agentrl.runs.checkpoint import StepProgress
+from agentrl.runs.checkpoint import StepProgress, read_progress
 from agentrl.runs.start import Run, RunResult
 from agentrl.runs.status_writer import StatusWriter, stall_words
 from agentrl.runs.stop import StopRequest
 
+P = TypeVar("P", bound=StepProgress)
 _log = logging.getLogger(__name__)
 
 
@@ -178,11 +179,18 @@ class TrainingLoop(RunLoop):
         self._last: Mapping[str, float] = {}
         self._problems: tuple[Finding, ...] = ()
 
-    def _continue_after(self, progress: StepProgress | None) -> None:
-        """Begin after the steps of a checkpoint, with its values of adapted schedules; ``None`` for a new run."""
+    def _resume(self, kind: type[P]) -> P | None:
+        """Return the progress in the newest checkpoint, and begin after its steps; ``None`` for a new run.
+
+        Raises:
+            UsageError: the checkpoint does not belong to such a run.
+        """
+        self._saved = self._checkpoints.newest()
+        progress = None if self._saved is None else read_progress(self._saved, kind)
         self.step = self.status.step = 0 if progress is None else progress.step
         self._settings.load_state_dict({} if progress is None else progress.settings)
         self._settings.advance(self.step)
+        return progress
 
     def _result(self, *, interrupted: bool) -> RunResult:
         """Return the result of the run, from its last step, checkpoint and diagnosis."""

@@ -147,7 +147,7 @@ _ENGINE = ("engine_s", "failed_engine_s", "discarded_engine_s")
 class StepClock:
     """Timer of a step and its phases; the step begins at construction."""
 
-    def __init__(self, parts: TrainingParts, *, price_per_hour: float | None = None) -> None:
+    def __init__(self, parts: TrainingParts, *, price_per_hour: float | None) -> None:
         self._parts = parts
         self._price_per_hour = price_per_hour
         self._began = self._phase_began = parts.waits.clock()

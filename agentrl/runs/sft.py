@@ -50,7 +50,6 @@ async def collect_demonstrations(
     renderer: Renderer,
     *,
     observer: RolloutObserver | None = None,
-    on_episode: Callable[[Trajectory], None] = lambda _: None,
     on_stall: Callable[[str], None] = lambda _: None,
     waits: WaitTracker | None = None,
 ) -> list[Trajectory]:
@@ -81,14 +80,14 @@ async def collect_demonstrations(
                     for number, draw in enumerate(draws)
                     if draw.environment == environment.label
                 }
-                played |= await _play_demonstrations(environment, own, on_episode)
+                played |= await _play_demonstrations(environment, own)
     finally:
         await close_run_environments(environments)
     return [played[number] for number in sorted(played)]
 
 
 async def _play_demonstrations(
-    environment: RunEnvironment, assignments: Mapping[int, Assignment], on_episode: Callable[[Trajectory], None]
+    environment: RunEnvironment, assignments: Mapping[int, Assignment]
 ) -> dict[int, Trajectory]:
     """Play the demonstrations of one environment, and return the trainable ones by number."""
     numbers = {assignment.group_id: number for number, assignment in assignments.items()}
@@ -96,7 +95,6 @@ async def _play_demonstrations(
     concurrency = environment.config.rollout.max_concurrent
     async for trajectory in play_all(environment.runner, assignments.values(), concurrency=concurrency):
         found[numbers[trajectory.group_id]] = trajectory
-        on_episode(trajectory)
     return _select_trainable(found)
 
 

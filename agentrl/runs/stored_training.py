@@ -39,7 +39,7 @@ from agentrl.render.tokenizers import load_tokenizer, pad_id
 from agentrl.rollout.finished_episodes import group_position
 from agentrl.rollout.groups import Group
 from agentrl.rollout.task_order import SampledTask
-from agentrl.runs.checkpoint import StepProgress, read_progress, write_progress
+from agentrl.runs.checkpoint import StepProgress, write_progress
 from agentrl.runs.diagnosis import report_problems
 from agentrl.runs.loop import TrainingLoop
 from agentrl.runs.record import group_metrics
@@ -304,9 +304,7 @@ class StoredTraining(TrainingLoop):
         self.enter(Phase.PREPARE)
         config = self.config
         check_stored_training(config)
-        self._saved = self._checkpoints.newest()
-        progress = None if self._saved is None else read_progress(self._saved, StoredProgress)
-        self._continue_after(progress)
+        progress = self._resume(StoredProgress)
         self._used = 0 if progress is None else progress.groups_used
         for warning in rate_warnings(config) if progress is None else ():
             self.say(warning)
