@@ -43,7 +43,7 @@ from agentrl.config.step_settings import STAGE_MARK, Settings
 from agentrl.engine import PolicyEngine, SamplingParams
 from agentrl.errors.deadlines import close_in_time
 from agentrl.render.renderer import Renderer
-from agentrl.render.tokenizers import load_tokenizer, pad_id
+from agentrl.render.tokenizers import load_tokenizer
 from agentrl.rollout.groups import Group
 from agentrl.rollout.journal import JournalFolder
 from agentrl.rollout.journal_replay import JournaledEngine
@@ -98,11 +98,6 @@ class TrainingParts:
     """Predicate of groups with a learning signal."""
     idle_while_training: bool
     """True if nothing else runs in this process during a training step."""
-
-    @property
-    def pad_id(self) -> int:
-        """Id used for padding."""
-        return pad_id(self.tokenizer)
 
     @property
     def waits(self) -> WaitTracker:

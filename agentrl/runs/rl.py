@@ -376,7 +376,6 @@ class Orchestrator(TrainingLoop):
             return trainer.step(
                 [trajectory for group in groups for trajectory in group.trajectories],
                 temperature=settings.sampling.temperature,
-                pad_id=self._parts.pad_id,
                 extras=extras,
             )
 

@@ -26,7 +26,7 @@ from agentrl.models.load import load_model
 from agentrl.observe.progress import Phase
 from agentrl.observe.trajectory_store import TrajectoryStore, read_trajectories, void_after
 from agentrl.render.renderer import Renderer
-from agentrl.render.tokenizers import load_tokenizer, pad_id
+from agentrl.render.tokenizers import load_tokenizer
 from agentrl.rollout.loop_choice import check_rendering
 from agentrl.rollout.runner import Assignment, play_all
 from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy, ScriptedPolicy
@@ -148,7 +148,7 @@ class WarmStart(LearningRun):
 
         def load(model: str, ranks: Ranks) -> LearnerParts:
             learned = (SupervisedLearner, self.config, demonstrations, self.settings)
-            return build_on_ranks(ranks, build_learner, *learned, model, base, pad_id(tokenizer))
+            return build_on_ranks(ranks, build_learner, *learned, model, base)
 
         data = digest_trajectories(demonstrations)
         return Prepared(base=base, data=data, load=load, tokenizer=tokenizer, images=self._renderer.images)

@@ -35,7 +35,7 @@ from agentrl.observe.metrics import TIMING_PREFIX, read_metrics
 from agentrl.observe.model_folder import MODEL, find_model
 from agentrl.observe.progress import Phase
 from agentrl.observe.trajectory_index import EpisodeFilter, EpisodeRow, TrajectoryIndex
-from agentrl.render.tokenizers import load_tokenizer, pad_id
+from agentrl.render.tokenizers import load_tokenizer
 from agentrl.rollout.finished_episodes import group_position
 from agentrl.rollout.groups import Group
 from agentrl.rollout.task_order import SampledTask
@@ -383,7 +383,6 @@ class StoredTraining(TrainingLoop):
             self._parts.trainer.step,
             trajectories,
             temperature=self.config.sampling.temperature,
-            pad_id=pad_id(self._tokenizer),
         )
         report = await call_in_thread(_THREAD, step, "the training step")
         seconds = time.perf_counter() - began
