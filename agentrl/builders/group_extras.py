@@ -22,11 +22,11 @@ from agentrl.errors.foreign import run_in_own_thread
 from agentrl.render.renderer import Renderer
 from agentrl.render.translation import Translation, Translator
 from agentrl.rollout.environment_probe import has_expert
+from agentrl.rollout.events import RolloutCounters
 from agentrl.rollout.groups import EXPERT, GREEDY, Group
 from agentrl.rollout.policies import EngineEpisodePolicy, EpisodePolicy
 from agentrl.rollout.runner import EpisodeRunner
 from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy, ScriptedPolicy, StoredExpert
-from agentrl.rollout.waits import RolloutCounters
 from agentrl.serving.teacher import TeacherScore, TeacherServers
 from agentrl.task import Task
 from agentrl.training.batch import StepExtras, trained_mask

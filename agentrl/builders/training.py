@@ -44,6 +44,7 @@ from agentrl.engine import PolicyEngine, SamplingParams
 from agentrl.errors.deadlines import close_in_time
 from agentrl.render.renderer import Renderer
 from agentrl.render.tokenizers import load_tokenizer
+from agentrl.rollout.events import RolloutCounters, RolloutObserver
 from agentrl.rollout.groups import Group
 from agentrl.rollout.journal import JournalFolder
 from agentrl.rollout.journal_replay import JournaledEngine
@@ -52,7 +53,7 @@ from agentrl.rollout.policies import EngineEpisodePolicy
 from agentrl.rollout.roles.role_policies import AdapterPolicy
 from agentrl.rollout.scheduler import GroupScheduler
 from agentrl.rollout.task_order import TaskSampler
-from agentrl.rollout.waits import RolloutCounters, RolloutObserver, WaitTracker
+from agentrl.rollout.waits import WaitTracker
 from agentrl.serving.engine_checks import check_engine_reports
 from agentrl.serving.local import LocalEngine
 from agentrl.serving.pool import ServerPool

@@ -17,7 +17,7 @@ from agentrl.observe.console import note
 from agentrl.observe.files import UNREADABLE
 from agentrl.observe.run_folder import RunDirectory
 from agentrl.observe.terminal import counting
-from agentrl.rollout.waits import RolloutCounters
+from agentrl.rollout.events import RolloutCounters
 from agentrl.runs.stop import run_until_stopped
 
 

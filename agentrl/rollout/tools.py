@@ -36,8 +36,9 @@ from agentrl.errors.foreign import await_or_abandon, cancel_or_abandon, cause_of
 from agentrl.message import ToolCall
 from agentrl.reward import defined_in
 from agentrl.rollout.budget import EpisodeLimits
+from agentrl.rollout.events import RolloutCounters, RolloutObserver
 from agentrl.rollout.turns import TurnLog
-from agentrl.rollout.waits import RolloutCounters, RolloutObserver, WaitKind, WaitTracker
+from agentrl.rollout.waits import WaitKind, WaitTracker
 from agentrl.sandbox import Sandbox, open_sandbox
 from agentrl.tool import Tool, ToolContext, ToolDependencies, ToolResult, Toolset
 from agentrl.tool.schema import WrongArguments, refuse_depth

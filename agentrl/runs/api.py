@@ -41,8 +41,8 @@ from agentrl.observe.run_folder import RunDirectory, find_run
 from agentrl.observe.terminal import counting, watching
 from agentrl.registry import SESSION, Kind, name_of
 from agentrl.reward import Scorer
+from agentrl.rollout.events import RolloutCounters
 from agentrl.rollout.task_source import limited_by_tasks
-from agentrl.rollout.waits import RolloutCounters
 from agentrl.runs.learning_commands import LEARNING_COMMANDS
 from agentrl.runs.rl import train as train_run
 from agentrl.runs.sft import check_sft_start, check_warm_start, warm_start

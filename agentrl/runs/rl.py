@@ -50,13 +50,14 @@ from agentrl.observe.model_folder import MODEL
 from agentrl.observe.progress import Phase, RunWatcher
 from agentrl.observe.trackers import traces_episodes
 from agentrl.observe.trajectory_store import GroupEnd, TrajectoryStore, void_after
+from agentrl.rollout.events import RolloutObserver
 from agentrl.rollout.finished_episodes import RecoveredEpisodes, read_recoverable
 from agentrl.rollout.groups import Group
 from agentrl.rollout.heap import collect_settled_heap, settled_heap
 from agentrl.rollout.journal import JournalFolder
 from agentrl.rollout.live import first_step_to_read
 from agentrl.rollout.tracing import EpisodeTracer
-from agentrl.rollout.waits import RolloutObserver, WaitKind
+from agentrl.rollout.waits import WaitKind
 from agentrl.runs.checkpoint import Progress, copy_checkpoint, restore, write_checkpoint
 from agentrl.runs.diagnosis import open_diagnosis, report_problems, save_failures
 from agentrl.runs.loop import TrainingLoop, run_with_restarts

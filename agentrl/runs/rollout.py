@@ -33,13 +33,13 @@ from agentrl.observe.run_folder import RunDirectory
 from agentrl.observe.trackers import traces_episodes
 from agentrl.observe.trajectory_index import EpisodeFilter, TrajectoryIndex
 from agentrl.observe.trajectory_store import TrajectoryStore
+from agentrl.rollout.events import RolloutObserver
 from agentrl.rollout.finished_episodes import RecoveredEpisodes, group_position
 from agentrl.rollout.group_metrics import environment_metrics
 from agentrl.rollout.groups import Group
 from agentrl.rollout.policies import EngineEpisodePolicy
 from agentrl.rollout.scheduler import GroupScheduler
 from agentrl.rollout.tracing import EpisodeTracer
-from agentrl.rollout.waits import RolloutObserver
 from agentrl.runs.loop import RunLoop
 from agentrl.runs.record import EpisodeRecorder
 from agentrl.runs.start import Run, start_run

@@ -27,11 +27,12 @@ from agentrl.observe.progress import Phase
 from agentrl.observe.trajectory_store import TrajectoryStore, read_trajectories, void_after
 from agentrl.render.renderer import Renderer
 from agentrl.render.tokenizers import load_tokenizer
+from agentrl.rollout.events import RolloutObserver
 from agentrl.rollout.loop_choice import check_rendering
 from agentrl.rollout.runner import Assignment, play_all
 from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy, ScriptedPolicy
 from agentrl.rollout.turns import derive_seed
-from agentrl.rollout.waits import RolloutObserver, WaitTracker
+from agentrl.rollout.waits import WaitTracker
 from agentrl.runs.learning_run import LearningRun, Prepared, digest_trajectories
 from agentrl.runs.record import EpisodeRecorder
 from agentrl.runs.stop import run_until_stopped

@@ -8,10 +8,10 @@ from groups_here import Player, make
 
 from agentrl.errors import Outcome
 from agentrl.observe.trajectory_store import TrajectoryStore
+from agentrl.rollout.events import RolloutObserver
 from agentrl.rollout.finished_episodes import RecoveredEpisodes, read_recoverable
 from agentrl.rollout.journal import JournalFolder
 from agentrl.rollout.journal_file import file_name
-from agentrl.rollout.waits import RolloutObserver
 from agentrl.trajectory import Source, TokenSequence, Trajectory, Turn
 
 __all__ = ["make"]

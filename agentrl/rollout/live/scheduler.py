@@ -46,7 +46,6 @@ class LiveScheduler(GroupScheduler):
         self._dropped = 0
         """Number of rewarded sessions that became too stale before a batch took them."""
         self._reported: Counter[str] = Counter()
-        self._stale_reward: float | None = None
 
     async def start(self) -> None:
         """Let clients connect.
