@@ -31,10 +31,7 @@ from agentrl.rollout.events import RolloutCounters, RolloutObserver
 from agentrl.rollout.few_shot import FewShotExamples
 from agentrl.rollout.journal import JournalFolder
 from agentrl.rollout.journal_replay import JournaledRunner
-from agentrl.rollout.judges import (
-    JudgeClient,
-    build_judge,
-)
+from agentrl.rollout.judges import JudgeClient, build_judge
 from agentrl.rollout.policies import EpisodePolicy
 from agentrl.rollout.reward_functions import WeightedSum
 from agentrl.rollout.runner import EpisodeRunner

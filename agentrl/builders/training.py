@@ -199,7 +199,7 @@ def build_training(
     environments = tuple(one for one in built if STAGE_MARK not in one.label)
     waits.engine_use.slots = engine_slots(config)
     is_lockstep = config.rollout.is_synchronous and isinstance(engine, LocalEngine)
-    if config.trainer.deterministic and is_lockstep and isinstance(engine, LocalEngine):
+    if config.trainer.deterministic and config.rollout.is_synchronous and isinstance(engine, LocalEngine):
         engine.lockstep = waits
     extras = build_group_extras(config, built, policy, model_path, translator)
     has_signal = learning_signal(settings)

@@ -156,11 +156,8 @@ class WarmStart(LearningRun):
 
     def _has_all_demonstrations(self) -> bool:
         """Return True if the run was killed before its first checkpoint, but after all demonstrations were stored."""
-        ended = _read_ended(self.folder.trajectories)
-        found, expected = (
-            sum(t.outcome is not None and not t.outcome.is_retryable for t in ended),
-            self.settings.episodes,
-        )
+        ended, expected = _read_ended(self.folder.trajectories), self.settings.episodes
+        found = sum(t.outcome is not None and not t.outcome.is_retryable for t in ended)
         if ended:
             self.say(
                 f"the run has no checkpoint: {found} of {expected} demonstrations are stored, "
