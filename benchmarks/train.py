@@ -44,7 +44,7 @@ class _Own:
         self.metrics: dict[str, float] = {}
 
     def step(self) -> None:
-        self.metrics = self._trainer.step(self._trajectories, temperature=1.0, pad_id=0).metrics
+        self.metrics = self._trainer.step(self._trajectories, temperature=1.0).metrics
 
     def gradients(self) -> dict[str, torch.Tensor]:
         """Return the gradients of a first step."""

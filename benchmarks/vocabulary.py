@@ -29,7 +29,7 @@ def _measure(vocabulary: int, width: int, groups: int, budget: int) -> dict[str,
         trainer = Trainer(model, AlgorithmConfig(group_size=GROUP_SIZE), config, seed=0, max_tokens=10**6)
         trajectories = multi_turn(groups, vocabulary, 0)
         for _ in range(2):
-            trainer.step(trajectories, temperature=1.0, pad_id=0)
+            trainer.step(trajectories, temperature=1.0)
     embedding = 4 * model.get_input_embeddings().weight.numel()
     own = 4 * embedding  # weights, gradient, two moments
     return {

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from agentrl.cli.commands import COMMANDS
+
 ROOT = Path(__file__).parent.parent
 CATALOGUE = ("envs", "tools", "agent_loops")
 
@@ -227,6 +229,12 @@ def test_packages_with_a_door_are_imported_through_it() -> None:
             wrong.append(str(found))
     assert wrong == []
     assert all((ROOT / door.replace(".", "/") / "__init__.py").is_file() for door in DOORS)
+
+
+def test_the_modules_of_commands_do_not_import_one_another() -> None:
+    commands = {entry.module for entry in COMMANDS.values()}
+    wrong = [str(found) for found in all_imports() if ".".join(found.module.split(".")[:3]) in commands]
+    assert wrong == []
 
 
 def test_our_own_modules_are_imported_at_the_top_of_a_file() -> None:

@@ -15,7 +15,7 @@ from support.token_tables import check_token_tables
 from agentrl.config import load_config
 from agentrl.errors import ConfigError, UsageError
 from agentrl.observe.metrics import read_metrics
-from agentrl.observe.progress import RunStatus, RunWatcher
+from agentrl.observe.progress import Phase, RunStatus, RunWatcher
 from agentrl.observe.run_folder import RunDirectory
 from agentrl.observe.run_status import RunEnd, read_status
 from agentrl.observe.trajectory_store import read_trajectories, step_file
@@ -80,6 +80,12 @@ class Stopper(RunWatcher):
     def __init__(self, request: StopRequest, step: int) -> None:
         self._request, self._step = request, step
         self.messages: list[str] = []
+        self.first_step: int | None = None
+        """Step that the progress shows when training begins."""
+
+    def on_status(self, status: RunStatus) -> None:
+        if status.phase is Phase.TRAIN and self.first_step is None:
+            self.first_step = status.step
 
     def on_step(self, step: int, metrics: Mapping[str, float]) -> None:
         if step == self._step:
@@ -94,7 +100,9 @@ def test_a_run_on_stored_episodes_stops_and_resumes(tiny_run: NewRun, played: Ru
     request = StopRequest()
     result = train(run, watcher=Stopper(request, 3), interruption=request)
     assert (result.step, result.interrupted) == (3, True)
-    assert train(resume_run(run.folder.path)).step == 4
+    watcher = Stopper(request, 4)
+    assert train(resume_run(run.folder.path), watcher=watcher).step == 4
+    assert watcher.first_step == 3
     assert weights(run) == weights(played)
     assert len(read_metrics(run.folder.metrics_file)) == 4
 

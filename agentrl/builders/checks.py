@@ -7,7 +7,7 @@ from collections.abc import Callable
 from agentrl.builders.adapter_checks import check_adapter_sync, check_adapters, check_role_adapters
 from agentrl.builders.branches import check_branches
 from agentrl.builders.cluster import check_cluster
-from agentrl.builders.deadlines import check_deadlines
+from agentrl.builders.deadline_checks import check_deadlines
 from agentrl.builders.environment_nodes import check_environment_nodes
 from agentrl.builders.episodes import build_loop
 from agentrl.builders.live import check_live

@@ -10,7 +10,7 @@ import asyncio
 import os
 import secrets
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -168,16 +168,15 @@ def check_sole_launcher() -> None:
         )
 
 
-async def _open_in_thread(work: Any) -> Cluster:
+async def _open_in_thread(work: Coroutine[Any, Any, Cluster]) -> Cluster:
     """Open a cluster in a thread; it is closed again if the caller is cancelled in the meantime."""
-    opening = asyncio.ensure_future(work)
+    opening = asyncio.create_task(work)
     try:
-        found: Cluster = await asyncio.shield(opening)
+        return await asyncio.shield(opening)
     except asyncio.CancelledError:
         with suppress(UsageError):
             (await opening).close()
         raise
-    return found
 
 
 def _connect(config: Config, section: ClusterConfig) -> Cluster:

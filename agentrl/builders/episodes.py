@@ -27,20 +27,18 @@ from agentrl.errors import ConfigError
 from agentrl.errors.deadlines import close_limit
 from agentrl.rollout.budget import EpisodeLimits
 from agentrl.rollout.env_pool import EnvPool, EnvWorker
+from agentrl.rollout.events import RolloutCounters, RolloutObserver
 from agentrl.rollout.few_shot import FewShotExamples
 from agentrl.rollout.journal import JournalFolder
 from agentrl.rollout.journal_replay import JournaledRunner
-from agentrl.rollout.judges import (
-    JudgeClient,
-    build_judge,
-)
+from agentrl.rollout.judges import JudgeClient, build_judge
 from agentrl.rollout.policies import EpisodePolicy
 from agentrl.rollout.reward_functions import WeightedSum
 from agentrl.rollout.runner import EpisodeRunner
 from agentrl.rollout.task_order import TaskSampler
 from agentrl.rollout.task_source import task_source
 from agentrl.rollout.tools import ToolLimits
-from agentrl.rollout.waits import RolloutCounters, RolloutObserver, WaitTracker
+from agentrl.rollout.waits import WaitTracker
 from agentrl.sandbox import Sandbox
 from agentrl.tool import Toolset
 

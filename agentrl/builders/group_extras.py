@@ -23,11 +23,11 @@ from agentrl.observe.trajectory_record import environment_label
 from agentrl.render.renderer import Renderer
 from agentrl.render.translation import Translation, Translator
 from agentrl.rollout.environment_probe import has_expert
+from agentrl.rollout.events import RolloutCounters
 from agentrl.rollout.groups import EXPERT, GREEDY, Group
 from agentrl.rollout.policies import EngineEpisodePolicy, EpisodePolicy
 from agentrl.rollout.runner import EpisodeRunner
 from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy, ScriptedPolicy, StoredExpert
-from agentrl.rollout.waits import RolloutCounters
 from agentrl.serving.teacher import TeacherScore, TeacherServers
 from agentrl.task import Task
 from agentrl.training.batch import StepExtras, trained_mask
@@ -109,7 +109,7 @@ def build_group_extras(
     environments: Sequence[RunEnvironment],
     policy: EngineEpisodePolicy,
     model_path: str,
-    translator: Translator | None = None,
+    translator: Translator | None,
 ) -> GroupExtras:
     """Build the extra rollouts and the served teacher that the config's algorithm needs.
 

@@ -40,7 +40,7 @@ from agentrl.trajectory import Trajectory
 
 
 def build_scorer(
-    config: AgentConfig, model: ModelConfig, pool: EnvPool, policy: EpisodePolicy, *, judge: JudgeClient | None = None
+    config: AgentConfig, model: ModelConfig, pool: EnvPool, policy: EpisodePolicy, *, judge: JudgeClient | None
 ) -> Scorer:
     """Build the scorer of an ``agent`` section; its resources are closed with the pool.
 

@@ -129,7 +129,6 @@ def build_learner(
     section: Section,
     model_path: str,
     base_path: str,
-    pad_id: int,
     *,
     ranks: Ranks,
 ) -> LearnerParts:
@@ -142,7 +141,6 @@ def build_learner(
         section: Section with the learning rate.
         model_path: Folder of the model, or of the adapter of a checkpoint.
         base_path: Folder of the model that the run started from.
-        pad_id: Any id of the vocabulary.
         ranks: Ranks that train together.
 
     Raises:
@@ -152,7 +150,7 @@ def build_learner(
     """
     ranks.arrange(context=config.trainer.context_parallel, tensor=config.trainer.tensor_parallel)
     model = load_policy(config, model_path, base_path=base_path, ranks=ranks)
-    settings = {"seed": config.run.seed, "pad_id": pad_id, "image_processor": load_images(base_path), "ranks": ranks}
+    settings = {"seed": config.run.seed, "image_processor": load_images(base_path), "ranks": ranks}
     source = ModelWeights(model, ranks=ranks, dtype=config.model.dtype)
     return LearnerParts(learner=learner(model, examples, section, config.trainer, **settings), source=source)
 

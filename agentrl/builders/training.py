@@ -43,7 +43,8 @@ from agentrl.config.step_settings import STAGE_MARK, Settings
 from agentrl.engine import PolicyEngine, SamplingParams
 from agentrl.errors.deadlines import close_in_time
 from agentrl.render.renderer import Renderer
-from agentrl.render.tokenizers import load_tokenizer, pad_id
+from agentrl.render.tokenizers import load_tokenizer
+from agentrl.rollout.events import RolloutCounters, RolloutObserver
 from agentrl.rollout.groups import Group
 from agentrl.rollout.journal import JournalFolder
 from agentrl.rollout.journal_replay import JournaledEngine
@@ -52,7 +53,7 @@ from agentrl.rollout.policies import EngineEpisodePolicy
 from agentrl.rollout.roles.role_policies import AdapterPolicy
 from agentrl.rollout.scheduler import GroupScheduler
 from agentrl.rollout.task_order import TaskSampler
-from agentrl.rollout.waits import RolloutCounters, RolloutObserver, WaitTracker
+from agentrl.rollout.waits import WaitTracker
 from agentrl.serving.engine_checks import check_engine_reports
 from agentrl.serving.local import LocalEngine
 from agentrl.serving.pool import ServerPool
@@ -98,11 +99,6 @@ class TrainingParts:
     """Predicate of groups with a learning signal."""
     idle_while_training: bool
     """True if nothing else runs in this process during a training step."""
-
-    @property
-    def pad_id(self) -> int:
-        """Id used for padding."""
-        return pad_id(self.tokenizer)
 
     @property
     def waits(self) -> WaitTracker:
@@ -203,7 +199,7 @@ def build_training(
     environments = tuple(one for one in built if STAGE_MARK not in one.label)
     waits.engine_use.slots = engine_slots(config)
     is_lockstep = config.rollout.is_synchronous and isinstance(engine, LocalEngine)
-    if config.trainer.deterministic and is_lockstep and isinstance(engine, LocalEngine):
+    if config.trainer.deterministic and config.rollout.is_synchronous and isinstance(engine, LocalEngine):
         engine.lockstep = waits
     extras = build_group_extras(config, built, policy, model_path, translator)
     has_signal = learning_signal(settings)
@@ -255,7 +251,7 @@ def _build_scheduler(
     version: int,
     keep: Callable[[Group], bool] | None,
     trainer: PolicyTrainer,
-    folder: Path | None,
+    folder: Path,
 ) -> GroupScheduler:
     branching = build_branch_runners(environments)
     make: Callable[..., GroupScheduler] = GroupScheduler

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
 import typer
 
 from agentrl.config import Config, load_config
 from agentrl.config.keys import all_keys
-from agentrl.config.overrides import parse_value, text_override, warn_ignored, warn_repeated
+from agentrl.config.overrides import parse_value, warn_ignored, warn_repeated
 from agentrl.errors import UsageError
 
 Words: TypeAlias = Annotated[
@@ -88,13 +87,6 @@ def read_config(words: Sequence[str] | None, *, shortcuts: Sequence[str] = (), r
     if reads is not None:
         warn_ignored(given.overrides, reads=reads)
     return load_config(given.source, overrides)
-
-
-def shortcut(key: str, value: object) -> list[str]:
-    """Return the override for an option; none if the option is not set."""
-    if isinstance(value, str | Path) and key not in ("engine", "engine.gpus"):
-        return [text_override(key, value)]
-    return [] if value is None else [f"{key}={value}"]
 
 
 def check_show_config(*, show_config: bool, dry_run: bool) -> None:

@@ -20,7 +20,7 @@ from rich.text import Text
 
 from agentrl.cli.arguments import option_pairs
 from agentrl.cli.check import STANDARD_OUTPUT, write_report
-from agentrl.cli.evaluate import play_request
+from agentrl.cli.evaluations import play_request
 from agentrl.cli.exits import discard_standard_output, message_when_interrupted
 from agentrl.config.environment import EnvironmentConfig
 from agentrl.config.estimate import evaluation_size

@@ -11,7 +11,7 @@ import typer
 from rich.table import Column, Table
 
 from agentrl.cli.arguments import Rewards, config_words
-from agentrl.cli.exits import message_when_interrupted
+from agentrl.cli.evaluations import play_request
 from agentrl.cli.help_pages import examples
 from agentrl.cli.reports import write_evaluation_report
 from agentrl.cli.start_folder import READ, OptionsHere, in_start_folder
@@ -24,20 +24,15 @@ from agentrl.evaluation.evaluate import PolicyKind
 from agentrl.evaluation.report import tables
 from agentrl.evaluation.result import EvaluationResult
 from agentrl.evaluation.session import (
-    EvaluationRequest,
     FinishedEvaluation,
     describe_request,
     make_request,
-    run_evaluation,
 )
 from agentrl.evaluation.settings import evaluation_config
 from agentrl.observe.console import note, out, shown_path
 from agentrl.observe.files import check_writable, replace_file
 from agentrl.observe.run_folder import find_run
-from agentrl.observe.terminal import EpisodeCounter, counting
 from agentrl.rollout.task_source import limited_by_tasks
-from agentrl.rollout.waits import RolloutCounters
-from agentrl.runs.stop import run_until_stopped
 
 app = typer.Typer()
 
@@ -157,26 +152,10 @@ def _print_finished(finished: FinishedEvaluation, failure: AgentRLError | None) 
     note(f"episodes are kept in {folder}; read them: agentrl view {shlex.quote(str(folder))}")
 
 
-def play_request(request: EvaluationRequest) -> FinishedEvaluation:
-    """Play an evaluation with progress on standard error; Ctrl-C ends the program with a message."""
-    counters = RolloutCounters()
-    display = counting(request.n_tasks * request.samples, counters.progress)
-    with display as counter, message_when_interrupted(lambda: _stop_message(counter)):
-        return run_until_stopped(
-            run_evaluation(
-                request, on_episode=lambda episode: counter.add(episode.trajectory), on_stall=note, counters=counters
-            )
-        )
-
-
 def _program_words(program: str | None) -> list[str]:
     if program is None:
         return []
     return ["agent.loop=external", f"agent.options={json.dumps({'command': program})}"]
-
-
-def _stop_message(counter: EpisodeCounter) -> str:
-    return f"stopped after {counter.line()}: finished episodes are kept, and the same command resumes the evaluation"
 
 
 def _print_result(result: EvaluationResult) -> None:

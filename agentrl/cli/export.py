@@ -15,8 +15,9 @@ import typer
 from huggingface_hub import HfApi, constants
 
 from agentrl.builders.models import SHARD_SIZE, write_merged
+from agentrl.cli.evaluations import own_evaluations
 from agentrl.cli.help_pages import examples
-from agentrl.cli.reports import own_evaluations, read_reported_run
+from agentrl.cli.reports import read_reported_run
 from agentrl.errors import UsageError
 from agentrl.evaluation.model_card import CARD, model_card
 from agentrl.evaluation.run_report import config_of

@@ -18,7 +18,6 @@ from agentrl.cli.arguments import (
     check_show_config,
     config_words,
     read_config,
-    shortcut,
 )
 from agentrl.cli.exits import ExitCode, message_when_interrupted
 from agentrl.cli.help_pages import examples
@@ -27,7 +26,7 @@ from agentrl.cli.start_folder import in_start_folder
 from agentrl.config import Config, dump_config, load_config, shipped_configs
 from agentrl.config.algorithm import PreferencesConfig
 from agentrl.config.estimate import warm_start_rows
-from agentrl.config.overrides import warn_ignored, warn_repeated
+from agentrl.config.overrides import option_words, warn_ignored, warn_repeated
 from agentrl.errors import UsageError
 from agentrl.observe.console import note, out, shown_path
 from agentrl.observe.terminal import watching
@@ -86,7 +85,7 @@ def sft(
     if serve_launched_rank():
         return
     check_show_config(show_config=show_config, dry_run=dry_run)
-    shortcuts = [*shortcut("environment", env), *shortcut("model", model), *shortcut("sft.data", data)]
+    shortcuts = [*option_words("environment", env), *option_words("model", model), *option_words("sft.data", data)]
     if resume is not None:
         _resume(resume, words, shortcuts, SFT, dry_run=dry_run)
         return
@@ -124,7 +123,7 @@ def dpo(
     if serve_launched_rank():
         return
     if resume is not None:
-        _resume(resume, words, [*shortcut("model", model), *map(str, sources or [])], DPO, dry_run=dry_run)
+        _resume(resume, words, [*option_words("model", model), *map(str, sources or [])], DPO, dry_run=dry_run)
         return
     config = _pairs_config(words, sources or [], model)
     DPO.check(config)
@@ -159,7 +158,7 @@ def reward_model(
     if serve_launched_rank():
         return
     if resume is not None:
-        options = [*shortcut("model", model), *map(str, sources or [])]
+        options = [*option_words("model", model), *map(str, sources or [])]
         _resume(resume, words, options, REWARD_MODEL, dry_run=dry_run)
         return
     config = _pairs_config(words, sources or [], model)
@@ -216,14 +215,14 @@ def _learn(run: Run, command: LearningCommand) -> None:
 def _pairs_config(words: list[str] | None, sources: list[Path], model: str | None) -> Config:
     """Read the config of a command that trains on pairs; by default, that of the first source's run."""
     given = config_words(words or [])
-    warn_repeated([*shortcut("model", model), *given.overrides])
+    warn_repeated([*option_words("model", model), *given.overrides])
     warn_ignored(given.overrides, reads="preferences")
     if not words and not sources:
         raise UsageError("no episodes to train on", expected="--from RUN, such as --from runs/latest")
     named = [f"preferences.sources={[str(source.resolve()) for source in sources]}"] if sources else []
     needs_no_run = model is not None and sources and is_preference_file(sources[0])
     if given.source is not None or not sources or needs_no_run:
-        return load_config(given.source, [*shortcut("model", model), *named, *given.overrides])
+        return load_config(given.source, [*option_words("model", model), *named, *given.overrides])
     run = first_run(sources)
     fresh = ["run.name=null", "model.scratch=null", f"model.path={model or run.path}"]
     return load_config(run.config_file, [*fresh, *named, *given.overrides])

@@ -14,10 +14,11 @@ from rich.text import Text
 
 from agentrl.builders.checks import check_training
 from agentrl.builders.models import resolve_model
-from agentrl.cli.arguments import EnvName, ModelName, Words, read_config, shortcut
+from agentrl.cli.arguments import EnvName, ModelName, Words, read_config
 from agentrl.cli.help_pages import examples
 from agentrl.config import Config, shipped_configs
 from agentrl.config.estimate import shown_bytes
+from agentrl.config.overrides import option_words
 from agentrl.config.step_settings import at_largest
 from agentrl.errors import ConfigError, UsageError
 from agentrl.models.load import accelerators
@@ -68,7 +69,9 @@ def plan(
         _simulate(read_measured_run(RunDirectory.open(simulated)), as_json=as_json)
         return
     limit = None if memory is None else parse_memory(memory)
-    config = resolve_model(read_config(words, shortcuts=[*shortcut("environment", env), *shortcut("model", model)]))
+    config = resolve_model(
+        read_config(words, shortcuts=[*option_words("environment", env), *option_words("model", model)])
+    )
     check_training(config)
     if limit is None:
         limit = detected_memory(config)

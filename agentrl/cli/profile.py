@@ -10,10 +10,11 @@ from typing import Annotated
 import typer
 from rich.table import Column, Table
 
-from agentrl.cli.arguments import EnvName, ModelName, Words, read_config, shortcut
+from agentrl.cli.arguments import EnvName, ModelName, Words, read_config
 from agentrl.cli.exits import ExitCode, message_when_interrupted
 from agentrl.cli.help_pages import examples
 from agentrl.config import shipped_configs
+from agentrl.config.overrides import option_words
 from agentrl.errors import ConfigError
 from agentrl.observe.console import note, out
 from agentrl.observe.files import check_writable, write_output
@@ -49,7 +50,7 @@ def profile(
     if json_file is not None:
         check_writable(json_file)
     last = warmup + steps
-    shortcuts = [*shortcut("environment", env), *shortcut("model", model), f"trainer.steps={last}"]
+    shortcuts = [*option_words("environment", env), *option_words("model", model), f"trainer.steps={last}"]
     config = read_config(words, shortcuts=shortcuts)
     if config.trainer.steps != last:
         raise ConfigError(

@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
+from agentrl.cli.evaluations import own_evaluations, read_evaluation
 from agentrl.cli.help_pages import examples
-from agentrl.cli.reports import decoder, newest_examples, own_evaluations, read_evaluation, read_reported_run
+from agentrl.cli.reports import decoder, newest_examples, read_reported_run
 from agentrl.errors import AgentRLError, UsageError
 from agentrl.evaluation.panel import EPISODES_FILE
 from agentrl.evaluation.report import panel_warnings, write_report

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 
-import orjson
 from rich.table import Column, Table
 
 from agentrl.config import Config, dump_config
 from agentrl.config.estimate import EstimateRow
-from agentrl.errors import AgentRLError, UsageError
+from agentrl.errors import AgentRLError
 from agentrl.evaluation.diagnosis.watch import read_findings
-from agentrl.evaluation.panel import EPISODES_FILE, FOLDER, RESULT_FILE, Panel, stored_episodes
 from agentrl.evaluation.report import (
     CURVE_FILE,
     Report,
@@ -24,11 +21,9 @@ from agentrl.evaluation.report import (
     draw_learning_curve,
     write_report,
 )
-from agentrl.evaluation.result import EvaluationResult, summarize
 from agentrl.evaluation.run_report import ReportedRun, config_of, run_report
 from agentrl.evaluation.session import FinishedEvaluation
 from agentrl.observe.console import note, out
-from agentrl.observe.files import UNREADABLE
 from agentrl.observe.metrics import read_metrics
 from agentrl.observe.model_folder import find_model
 from agentrl.observe.run_folder import RunDirectory, find_run
@@ -107,44 +102,6 @@ def read_reported_run(run: RunDirectory) -> ReportedRun:
         start=read_start_record(run),
         findings=found.findings,
     )
-
-
-def own_evaluations(run: RunDirectory) -> dict[str, EvaluationResult]:
-    """Read the finished evaluations in a run's folder, in the order in which they ended."""
-    files = sorted(run.path.glob(f"{FOLDER}/*/{RESULT_FILE}"), key=lambda file: file.stat().st_mtime_ns)
-    found = {}
-    for file in files:
-        with suppress(UsageError):  # an unfinished or damaged evaluation
-            found[file.parent.name] = read_evaluation(file.parent)
-    return found
-
-
-def read_evaluation(folder: Path) -> EvaluationResult:
-    """Read a finished evaluation, with its episodes.
-
-    Raises:
-        UsageError: the evaluation has not finished, or its result is damaged.
-    """
-    try:
-        record = orjson.loads((folder / RESULT_FILE).read_bytes())
-        panel = Panel(
-            environment=record["env"],
-            policy=record["policy"],
-            model=record["model"],
-            n_tasks=record["n_tasks"],
-            samples=record["samples"],
-            seed=record["seed"],
-            settings=record["settings"],
-        )
-        seconds, speed = float(record["seconds"]), float(record["tokens_per_s"])
-    except (OSError, *UNREADABLE) as error:
-        raise UsageError(
-            f"evaluation {folder} has no result that can be read",
-            got=f"{type(error).__name__}: {error}",
-            hint="the same agentrl eval command finishes it",
-        ) from error
-    episodes = list(stored_episodes(folder / EPISODES_FILE).values())
-    return replace(summarize(panel, episodes, seconds), tokens_per_s=speed, panel_hash=record.get("panel_hash"))
 
 
 def newest_examples(run: RunDirectory) -> list[Trajectory]:

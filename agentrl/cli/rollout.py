@@ -8,13 +8,13 @@ from typing import Annotated
 
 import typer
 
-from agentrl.cli.arguments import EnvName, ModelName, Rewards, Words, config_words, read_config, shortcut
+from agentrl.cli.arguments import EnvName, ModelName, Rewards, Words, config_words, read_config
 from agentrl.cli.exits import message_when_interrupted
 from agentrl.cli.help_pages import examples
 from agentrl.cli.start_folder import in_start_folder
 from agentrl.config import shipped_configs
 from agentrl.config.load import names_environment
-from agentrl.config.overrides import reward_words, task_words, warn_repeated
+from agentrl.config.overrides import option_words, reward_words, task_words, warn_repeated
 from agentrl.errors import UsageError
 from agentrl.observe.console import note, shown_path
 from agentrl.observe.terminal import watching
@@ -61,9 +61,9 @@ def rollout(
         return
     has_environment = env is not None or names_environment(config_words(words or []).source)
     shortcuts = [
-        *shortcut("environment", env),
-        *shortcut("model", model),
-        *shortcut("engine", engine),
+        *option_words("environment", env),
+        *option_words("model", model),
+        *option_words("engine", engine),
         *task_words(tasks, has_environment=has_environment),
         *reward_words(reward),
     ]

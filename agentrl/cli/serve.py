@@ -15,10 +15,10 @@ import typer
 
 from agentrl.builders.cluster import refuse_cluster
 from agentrl.builders.servers import LOGS, SERVED_MODEL, make_launcher
-from agentrl.cli.arguments import shortcut
 from agentrl.cli.help_pages import examples
 from agentrl.config import load_config
 from agentrl.config.engines import ServerEngineConfig
+from agentrl.config.overrides import option_words
 from agentrl.errors import EngineError, UsageError
 from agentrl.observe.console import note, out
 from agentrl.observe.model_folder import check_fetchable, find_model
@@ -68,11 +68,11 @@ def serve(
     Prints their addresses when they are ready; attach to them with engine.servers=[ADDRESS, …].
     """
     shortcuts = [
-        *shortcut("engine.replicas", replicas),
-        *shortcut("engine.gpus", None if gpus is None else f"[{gpus}]"),
-        *shortcut("engine.tensor_parallel", tensor_parallel),
-        *shortcut("engine.max_context", max_context),
-        *shortcut("engine.python", python),
+        *option_words("engine.replicas", replicas),
+        *option_words("engine.gpus", None if gpus is None else f"[{gpus}]"),
+        *option_words("engine.tensor_parallel", tensor_parallel),
+        *option_words("engine.max_context", max_context),
+        *option_words("engine.python", python),
     ]
     # a config needs an environment, which is not used here
     config = load_config(None, ["environment=none", f"engine={engine}", *shortcuts, *(overrides or [])])

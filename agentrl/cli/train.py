@@ -19,7 +19,6 @@ from agentrl.cli.arguments import (
     check_show_config,
     config_words,
     read_config,
-    shortcut,
 )
 from agentrl.cli.exits import ExitCode
 from agentrl.cli.help_pages import examples
@@ -28,7 +27,7 @@ from agentrl.cli.start_folder import in_start_folder
 from agentrl.config import Config, shipped_configs
 from agentrl.config.estimate import run_size
 from agentrl.config.load import names_environment
-from agentrl.config.overrides import PROMPTS, reward_words, task_words, warn_repeated
+from agentrl.config.overrides import PROMPTS, option_words, reward_words, task_words, warn_repeated
 from agentrl.config.usual_learning_rate import rate_warnings
 from agentrl.errors import AgentRLError, UsageError
 from agentrl.observe.console import note, shown_path
@@ -105,12 +104,12 @@ def train(
         return
     has_environment = env is not None or names_environment(config_words(words or []).source)
     shortcuts = [
-        *shortcut("environment", env),
-        *shortcut("model", model),
-        *shortcut("engine", engine),
+        *option_words("environment", env),
+        *option_words("model", model),
+        *option_words("engine", engine),
         *task_words(tasks, has_environment=has_environment),
         *reward_words(reward),
-        *shortcut("trainer.episodes", None if episodes is None else episodes.resolve()),
+        *option_words("trainer.episodes", None if episodes is None else episodes.resolve()),
     ]
     if not dry_run:
         _check_dry_run_options(gpus, step_seconds)

@@ -294,6 +294,17 @@ def text_override(key: str, text: object) -> str:
     return plain if is_same else f"{key}={json.dumps(text)}"
 
 
+def option_words(key: str, value: object) -> list[str]:
+    """Return the override for an option of a command or function, if it is given; only engines are read as YAML.
+
+    >>> option_words("model", "my #1 model"), option_words("trainer.steps", 5), option_words("engine", None)
+    (['model="my #1 model"'], ['trainer.steps=5'], [])
+    """
+    if isinstance(value, str | Path) and key not in ("engine", "engine.gpus"):
+        return [text_override(key, value)]
+    return [] if value is None else [f"{key}={value}"]
+
+
 def overrides_of(source: YamlSource, name: str) -> list[Override]:
     """Return the keys of a config file as overrides of earlier files; the main key of each section comes first.
 

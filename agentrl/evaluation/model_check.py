@@ -27,9 +27,8 @@ from agentrl.evaluation.evaluate import PolicyKind, evaluate_panel, open_policy
 from agentrl.evaluation.panel import EvaluatedEpisode, Panel
 from agentrl.models.load import load_model
 from agentrl.render.call_form import PROBE_TOOL
-from agentrl.render.check import find_omitted_text, template_faults
 from agentrl.render.renderer import Renderer
-from agentrl.render.tokenizers import load_tokenizer, pad_id
+from agentrl.render.template_check import find_omitted_text, template_faults
 from agentrl.rollout.loop_choice import PlaySettings, Recommendation, answer_forms, calls_tools, save_recommendation
 from agentrl.rollout.policies import EngineEpisodePolicy
 from agentrl.rollout.task_source import task_source
@@ -393,6 +392,5 @@ def _agreement(config: Config, shares: Sequence[AnswerShare]) -> Agreement | Non
         load_model(path, dtype=config.model.dtype, device=config.model.device),
         (sequence for share in shares for episode in share.episodes for sequence in episode.trajectory.sequences),
         temperature=config.sampling.temperature,
-        pad_id=pad_id(load_tokenizer(path)),
         most_tokens=COMPARED_TOKENS,
     )

@@ -17,10 +17,10 @@ from agentrl.message import Message
 from agentrl.models.scratch import build_scratch_tokenizer
 from agentrl.render.renderer import Renderer
 from agentrl.reward import EnvironmentReward
+from agentrl.rollout.events import RolloutObserver
 from agentrl.rollout.policies import EpisodePolicy, EpisodeView, append_textual_turn
 from agentrl.rollout.scripted_policies import ScriptedConversation, ScriptedEpisodePolicy, ScriptedPolicy
 from agentrl.rollout.task_source import task_source
-from agentrl.rollout.waits import RolloutObserver
 from agentrl.tool import Tool
 from agentrl.trajectory import Source, TokenSequence, Trajectory
 

@@ -47,11 +47,11 @@ from agentrl.registry import SOURCE_SUFFIX, Kind, lookup
 from agentrl.remote.chat import service_session
 from agentrl.render.chat_template import read_chat_template
 from agentrl.rollout.environment_probe import check_environments
+from agentrl.rollout.events import RolloutCounters
 from agentrl.rollout.heap import settled_heap
 from agentrl.rollout.judges import build_judge
 from agentrl.rollout.loop_choice import select_default_loop
 from agentrl.rollout.task_source import task_source
-from agentrl.rollout.waits import RolloutCounters
 
 _log = logging.getLogger(__name__)
 

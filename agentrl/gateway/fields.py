@@ -18,6 +18,7 @@ from agentrl.remote.listening import DEEPEST, is_deep
 T = TypeVar("T")
 NAME = re.compile(r"[^\s<|\\/>]{1,64}")
 """Names of participants that OpenAI accepts."""
+MAX_STOP_TEXTS = 64
 WORDS: Mapping[type, str] = {
     str: "text",
     dict: "an object",
@@ -150,9 +151,10 @@ def participant(row: Mapping[str, Any], path: str) -> str | None:
     return name
 
 
-def stop_texts(value: Any, name: str, most: int = 64) -> tuple[str, ...]:
+def stop_texts(value: Any, name: str) -> tuple[str, ...]:
     """Return the stop strings of a field that holds one string or a list."""
     texts = [value] if isinstance(value, str) else ([] if value is None else value)
+    most = MAX_STOP_TEXTS
     if not isinstance(texts, list) or len(texts) > most or not all(isinstance(text, str) and text for text in texts):
         raise BadRequest(
             f"{name} must be text, or a list of up to {most} non-empty texts: got {shorten(value)}", field=name

@@ -406,13 +406,14 @@ class ChatService(ChatPolicy):
 
     Args:
         settings: URL, model, key, deadline and concurrency.
-        max_context: Maximum number of tokens of prompt and answer, for budgets; the service may have another limit.
         first_wait_s: Seconds before the first retry; each further retry waits twice as long.
     """
 
-    def __init__(self, settings: ServiceSettings, *, max_context: int = 131_072, first_wait_s: float = 0.5) -> None:
+    max_context = 131_072
+    """Maximum number of tokens of prompt and answer, for budgets; the service may have another limit."""
+
+    def __init__(self, settings: ServiceSettings, *, first_wait_s: float = 0.5) -> None:
         self.settings, self.section = settings, settings.section
-        self.max_context = max_context
         self._first_wait_s = first_wait_s
         self._slots = asyncio.Semaphore(settings.max_concurrent)
         self._session: aiohttp.ClientSession | None = None

@@ -13,9 +13,9 @@ from agentrl.message import Message
 from agentrl.message.image import PlacedImage, common_tokens
 from agentrl.render.answer_tokens import AnswerProgress
 from agentrl.render.chat_template import ToolSchema, common_prefix, require_prefix
-from agentrl.render.check import is_same_history
 from agentrl.render.content_guard import unbroken
 from agentrl.render.renderer import RenderedTokens, Renderer
+from agentrl.render.template_check import is_same_history
 from agentrl.trajectory import Source, TokenSequence, Trajectory, Turn, TurnContext, TurnTimings
 
 

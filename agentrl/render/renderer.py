@@ -3,8 +3,8 @@
 The first prompt is rendered and encoded as a whole. After that, no earlier message is rendered again: the text after an
 answer is the difference of two renderings of a short stand-in conversation, one that ends with a stand-in answer and
 one that continues with the new messages. The cost of a turn therefore does not grow with the history. Before a run
-starts, `agentrl.render.check` verifies that the difference does not depend on the history. Sampled tokens are never
-decoded and encoded again.
+starts, `agentrl.render.template_check` verifies that the difference does not depend on the history. Sampled tokens are
+never decoded and encoded again.
 """
 
 from __future__ import annotations

@@ -47,11 +47,6 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerFast:
         ) from error
 
 
-def pad_id(tokenizer: PreTrainedTokenizerFast) -> int:
-    """Return the id used for padding. Any id works, as results do not depend on it."""
-    return int(tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0)
-
-
 def check_same_tokens(what: str, path: str, model_path: str) -> None:
     """Check that a model has the policy's vocabulary: the same ids for the same pieces of text.
 

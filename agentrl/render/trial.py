@@ -18,28 +18,26 @@ class EndlessTemplate(UsageError):
     """A chat template did not end before the deadline; its thread is abandoned."""
 
 
-def render_in_time(render: Callable[[], T], roles: str, deadline_s: float | None = None) -> T:
+def render_in_time(render: Callable[[], T], roles: str) -> T:
     """Render in a daemon thread.
 
     Args:
         render: Renders the template.
         roles: Roles of the messages, for the error.
-        deadline_s: Seconds; `RENDERING_S` by default.
 
     Raises:
-        EndlessTemplate: no result within the deadline.
+        EndlessTemplate: no result within `RENDERING_S`.
     """
-    deadline_s = RENDERING_S if deadline_s is None else deadline_s
     running = _THREADS.submit(render)
     try:
-        return running.result(deadline_s)
+        return running.result(RENDERING_S)
     except TimeoutError as late:
         if running.done():  # just now, or with an error of this type
             return running.result()
         running.add_done_callback(ignore_result)
         raise EndlessTemplate(
             "the chat template does not end",
-            got=f"messages with roles {roles} not rendered in {deadline_s:g} s",
+            got=f"messages with roles {roles} not rendered in {RENDERING_S:g} s",
             expected="a template whose loops and recursive macros end",
             hint="set model.chat_template to another template (a shipped one, such as chatml, or a file)",
         ) from late

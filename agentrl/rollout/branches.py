@@ -20,11 +20,12 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
 
 from agentrl.config.environment import BranchConfig
+from agentrl.rollout.events import RolloutCounters, RolloutObserver
 from agentrl.rollout.groups import Group
 from agentrl.rollout.journal_replay import SnapshotSupport
 from agentrl.rollout.recorded_turns import EpisodeRecords, continue_from, repeatable_turns
 from agentrl.rollout.runner import EpisodeRunner
-from agentrl.rollout.waits import RolloutCounters, RolloutObserver, WaitKind, WaitTracker
+from agentrl.rollout.waits import WaitKind, WaitTracker
 from agentrl.task import Task
 from agentrl.trajectory import Trajectory
 

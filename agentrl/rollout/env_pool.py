@@ -73,7 +73,6 @@ class StartPacer:
 
 P = ParamSpec("P")
 R = TypeVar("R")
-W = TypeVar("W")
 logger = logging.getLogger(__name__)
 
 DRAIN_S = 5.0

@@ -16,10 +16,10 @@ from agentrl.message import Content, ContentPart, Message, TextPart, system, use
 from agentrl.render.chat_template import ToolSchema
 from agentrl.render.renderer import Renderer
 from agentrl.reward import EnvironmentReward
+from agentrl.rollout.events import RolloutObserver
 from agentrl.rollout.policies import EpisodePolicy, EpisodeView
 from agentrl.rollout.runner import EpisodeRunner
 from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy, ScriptedPolicy
-from agentrl.rollout.waits import RolloutObserver
 from agentrl.task import Task, TaskSource, fetch_tasks
 from agentrl.tool import Tool
 from agentrl.trajectory import Trajectory

@@ -30,10 +30,9 @@ from agentrl.observe.files import replace_file, writing
 from agentrl.observe.model_folder import find_model, models_folder
 from agentrl.render.call_form import PROBE_TOOL
 from agentrl.render.chat_template import find_chat_template, read_chat_template
-from agentrl.render.check import RewrittenHistory, check_template, find_omitted_text
 from agentrl.render.renderer import Renderer
+from agentrl.render.template_check import RewrittenHistory, check_calls_shown, check_template, find_omitted_text
 from agentrl.render.tokenizers import load_tokenizer
-from agentrl.render.tool_check import check_calls_shown
 from agentrl.rollout.environment_probe import EnvironmentTimeout, probe_environment
 
 DEFAULT_LOOP: str = AgentConfig.model_fields["loop"].default
@@ -80,7 +79,7 @@ class PlaySettings:
         return config.model_copy(update={"environments": {**config.environments, label: changed}})
 
 
-def sets_shots(config: Config, label: str = SOLE) -> bool:
+def sets_shots(config: Config, label: str) -> bool:
     """Return True if the user chose the number of examples in an environment's prompts."""
     own = label != SOLE and config.environments[label].agent.few_shot_turns is not None
     return own or "few_shot_turns" in config.agent.model_fields_set

@@ -531,7 +531,7 @@ class ChatConversation(Conversation):
         tools: Sequence[Tool],
         turns: TurnLog,
         *,
-        repairs_calls: bool = False,
+        repairs_calls: bool,
     ) -> None:
         self._repairs_calls = repairs_calls
         self.messages = list(messages)

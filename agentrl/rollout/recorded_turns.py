@@ -281,9 +281,9 @@ class Continuation(PolicyWrapper):
         parent: Trajectory | None,
         turns: int,
         *,
-        records: EpisodeRecords | None = None,
-        restores: EpisodeRecords | None = None,
-        inner: PolicyWrapper | None = None,
+        records: EpisodeRecords | None,
+        restores: EpisodeRecords | None,
+        inner: PolicyWrapper | None,
     ) -> None:
         self.answers: Sequence[Record] = () if parent is None else recorded_answers(parent, turns)
         self.parent_id = "" if parent is None else parent.id

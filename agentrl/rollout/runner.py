@@ -57,11 +57,12 @@ from agentrl.reward import (
 from agentrl.rollout.budget import EpisodeLimits
 from agentrl.rollout.env_pool import TASKS_PER_PASS, EnvPool
 from agentrl.rollout.episode import RuntimeEpisode, outcome_of
+from agentrl.rollout.events import RolloutCounters, RolloutObserver, episode_counters
 from agentrl.rollout.policies import EpisodePolicy
 from agentrl.rollout.roles.run_roles import RoleSetup, RunRoles
 from agentrl.rollout.tools import TOOLSET_S, EpisodeTools, ToolLimits, list_tools
 from agentrl.rollout.turns import TurnLog, derive_seed
-from agentrl.rollout.waits import RolloutCounters, RolloutObserver, WaitKind, WaitTracker, episode_counters
+from agentrl.rollout.waits import WaitKind, WaitTracker
 from agentrl.sandbox import Sandbox
 from agentrl.task import Task, checked_proposals
 from agentrl.tool import Tool, Toolset

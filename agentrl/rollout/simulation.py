@@ -18,10 +18,11 @@ from typing import TypeAlias
 
 from agentrl.config.rollout import BatchOrder
 from agentrl.errors import Outcome
+from agentrl.rollout.events import RolloutCounters, RolloutObserver
 from agentrl.rollout.groups import Group
 from agentrl.rollout.scheduler import GroupScheduler
 from agentrl.rollout.task_order import TaskSampler
-from agentrl.rollout.waits import RolloutCounters, RolloutObserver, WaitKind, WaitTracker
+from agentrl.rollout.waits import WaitKind, WaitTracker
 from agentrl.task import SeedTasks, Task
 from agentrl.trajectory import TokenSequence, Trajectory, Turn
 

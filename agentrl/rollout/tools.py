@@ -36,8 +36,9 @@ from agentrl.errors.foreign import await_or_abandon, cancel_or_abandon, cause_of
 from agentrl.message import ToolCall
 from agentrl.reward import defined_in
 from agentrl.rollout.budget import EpisodeLimits
+from agentrl.rollout.events import RolloutCounters, RolloutObserver
 from agentrl.rollout.turns import TurnLog
-from agentrl.rollout.waits import RolloutCounters, RolloutObserver, WaitKind, WaitTracker
+from agentrl.rollout.waits import WaitKind, WaitTracker
 from agentrl.sandbox import Sandbox, open_sandbox
 from agentrl.tool import Tool, ToolContext, ToolDependencies, ToolResult, Toolset
 from agentrl.tool.schema import WrongArguments, refuse_depth
@@ -47,7 +48,6 @@ _log = logging.getLogger(__name__)
 
 MAX_CACHED_RESULTS = 4096
 """Maximum number of cached results of one pure tool; the least recently used one is dropped."""
-Sleep: TypeAlias = Callable[[float], Awaitable[Any]]
 
 
 class RateLimiter:
@@ -57,7 +57,11 @@ class RateLimiter:
     """
 
     def __init__(
-        self, max_concurrent: int | None, max_per_second: float | None, clock: Callable[[], float], sleep: Sleep
+        self,
+        max_concurrent: int | None,
+        max_per_second: float | None,
+        clock: Callable[[], float],
+        sleep: Callable[[float], Awaitable[Any]] = asyncio.sleep,
     ) -> None:
         self._free_slots = contextlib.nullcontext() if max_concurrent is None else asyncio.Semaphore(max_concurrent)
         self._interval_s = 0.0 if max_per_second is None else 1 / max_per_second
@@ -84,11 +88,9 @@ class ToolLimits:
     def __init__(
         self,
         clock: Callable[[], float] = time.monotonic,
-        sleep: Sleep = asyncio.sleep,
         say: Callable[[str], None] = _log.warning,
     ) -> None:
         self._clock = clock
-        self._sleep = sleep
         self._rate_limiters: dict[tuple[str, int | None, float | None], RateLimiter] = {}
         self._cached: WeakKeyDictionary[Tool, OrderedDict[str, ToolResult]] = WeakKeyDictionary()
         self._say = say
@@ -101,7 +103,7 @@ class ToolLimits:
             return None
         key = (tool.name, *limits)
         if key not in self._rate_limiters:
-            self._rate_limiters[key] = RateLimiter(*limits, self._clock, self._sleep)
+            self._rate_limiters[key] = RateLimiter(*limits, self._clock)
         return self._rate_limiters[key]
 
     def cached_result(self, tool: Tool, arguments: Mapping[str, Any]) -> ToolResult | None:
@@ -206,7 +208,7 @@ class EpisodeTools:
         turns: TurnLog,
         tool_limits: ToolLimits,
         *,
-        make_sandbox: Callable[[], Sandbox] | None = None,
+        make_sandbox: Callable[[], Sandbox] | None,
     ) -> None:
         self.configured = {tool.name: tool for tool in configured}
         self.task_id = turns.trajectory.task_id

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from agentrl.observe.progress import RunStatus
 from agentrl.observe.traces import EpisodeTrace, TraceSpan, TraceTurn
 from agentrl.observe.trajectory_store import GroupEnd
-from agentrl.rollout.waits import RolloutObserver, Wait, WaitKind, WaitTracker
+from agentrl.rollout.events import RolloutObserver
+from agentrl.rollout.waits import Wait, WaitKind, WaitTracker
 from agentrl.trajectory import Trajectory, Turn
 
 RUN_KINDS = frozenset(

@@ -6,7 +6,8 @@ import hashlib
 
 from agentrl.errors import UsageError
 from agentrl.rollout.budget import Budget, EpisodeLimits
-from agentrl.rollout.waits import RolloutCounters, RolloutObserver, WaitTracker
+from agentrl.rollout.events import RolloutCounters, RolloutObserver
+from agentrl.rollout.waits import WaitTracker
 from agentrl.trajectory import Trajectory, Turn
 
 

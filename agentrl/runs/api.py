@@ -25,7 +25,7 @@ from agentrl.builders.checks import check_training
 from agentrl.config import Config, load_config
 from agentrl.config.derived import per_environment_configs
 from agentrl.config.estimate import evaluation_size, run_size
-from agentrl.config.overrides import task_words, text_override, warn_ignored, warn_repeated
+from agentrl.config.overrides import option_words, task_words, warn_ignored, warn_repeated
 from agentrl.env import AnyEnv, EnvironmentSpec, Isolation
 from agentrl.errors import ConfigError, UsageError, is_bool, shorten
 from agentrl.errors.foreign import DaemonThreads
@@ -41,8 +41,8 @@ from agentrl.observe.run_folder import RunDirectory, find_run
 from agentrl.observe.terminal import counting, watching
 from agentrl.registry import SESSION, Kind, name_of
 from agentrl.reward import Scorer
+from agentrl.rollout.events import RolloutCounters
 from agentrl.rollout.task_source import limited_by_tasks
-from agentrl.rollout.waits import RolloutCounters
 from agentrl.runs.learning_commands import LEARNING_COMMANDS
 from agentrl.runs.rl import train as train_run
 from agentrl.runs.sft import check_sft_start, check_warm_start, warm_start
@@ -120,10 +120,10 @@ def train(
         *([] if has_environment else words_of_tasks),  # before `loop`, which overrides the loop of prompts
         *_object_overrides(env=env, algorithm=algorithm, loss=loss, loop=loop, tools=tools, reward=reward),
         *(words_of_tasks if has_environment else []),
-        *_override("model", model),
-        *_override("engine", engine),
-        *_override("trainer.steps", steps),
-        *_override("run.seed", seed),
+        *option_words("model", model),
+        *option_words("engine", engine),
+        *option_words("trainer.steps", steps),
+        *option_words("run.seed", seed),
         *override_words(overrides),
     ]
     interruption = StopRequest()
@@ -188,7 +188,7 @@ def resume(
     interruption = StopRequest()
 
     def work() -> RunResult:
-        words = [*_override("trainer.steps", steps), *override_words(overrides)]
+        words = [*option_words("trainer.steps", steps), *override_words(overrides)]
         command = resuming_command(RunDirectory.open(folder))
         run = train_run
         if (learning := LEARNING_COMMANDS.get(command)) is not None:
@@ -262,10 +262,10 @@ def sft(
     """
     words = [
         *_object_overrides(env=env, loop=loop, tools=tools),
-        *_override("model", model),
-        *_override("sft.data", data),
-        *_override("sft.episodes", episodes),
-        *_override("run.seed", seed),
+        *option_words("model", model),
+        *option_words("sft.data", data),
+        *option_words("sft.episodes", episodes),
+        *option_words("run.seed", seed),
         *override_words(overrides),
     ]
     interruption = StopRequest()
@@ -489,7 +489,7 @@ def _object_overrides(
         ("agent.loop", Kind.AGENT_LOOP, loop),
     )
     words = [
-        word for key, kind, target in targets if target is not None for word in _override(key, _name(kind, target))
+        word for key, kind, target in targets if target is not None for word in option_words(key, _name(kind, target))
     ]
     return [*words, *tool_overrides(tools), *_reward_overrides(reward)]
 
@@ -558,12 +558,6 @@ def _to_json(key: str, value: object) -> str:
         raise UsageError(f"the override of {key} is not valid", got=got, expected=expected, hint=hint)
 
     return json.dumps(value, default=plain)
-
-
-def _override(key: str, value: object) -> list[str]:
-    if isinstance(value, str | Path) and key != "engine":
-        return [text_override(key, value)]
-    return [] if value is None else [f"{key}={value}"]
 
 
 def _check_whole(key: str, value: object, lowest: int) -> None:

@@ -32,15 +32,23 @@ P = TypeVar("P", bound="DataclassInstance")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """Progress of a run in a checkpoint."""
+class StepProgress:
+    """Progress of a training run in a checkpoint, on new or on stored episodes."""
 
     step: int
     """Number of finished training steps."""
-    version: int
-    """Version of the weights."""
     metrics_position: int
     """Size in bytes of ``metrics.jsonl`` after these steps."""
+    settings: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """Adapted values of schedules with a target."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress(StepProgress):
+    """Progress of a run on new episodes in a checkpoint."""
+
+    version: int
+    """Version of the weights."""
     store_position: int
     """Size in bytes of the next step's trajectory file at the time of the checkpoint."""
     pending: Mapping[str, float] | None
@@ -49,8 +57,6 @@ class Progress:
     """Step whose evaluation was running in parallel with training."""
     scheduler: Mapping[str, Any]
     """Task order, state of the curriculum, and finished unused trajectories."""
-    settings: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """Adapted values of schedules with a target."""
 
 
 def write_checkpoint(folder: Path, parts: TrainingParts, progress: Progress) -> None:

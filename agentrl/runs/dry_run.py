@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 
 from agentrl.builders.branches import branch_rows
-from agentrl.builders.deadlines import check_staleness
+from agentrl.builders.deadline_checks import check_staleness
 from agentrl.config.config import SCRATCH, Config
 from agentrl.config.derived import EnvironmentConfigs, environment_algorithms, per_environment_configs
 from agentrl.config.estimate import EstimateRow, rows

@@ -73,11 +73,11 @@ def make_job(
     *,
     name: str,
     directory: str,
-    nodes: int | None = None,
-    gpus_per_node: int | None = None,
-    cpus_per_node: int | None = None,
-    setup: Sequence[str] = (),
-    needs_ray: bool = False,
+    nodes: int | None,
+    gpus_per_node: int | None,
+    cpus_per_node: int | None,
+    setup: Sequence[str],
+    needs_ray: bool,
 ) -> Job:
     """Plan the nodes of a run, and return the job with the config that it trains.
 

@@ -34,8 +34,7 @@ from agentrl.observe.model_folder import MODEL
 from agentrl.observe.progress import Phase, RunWatcher
 from agentrl.render.images import ImageProcessor
 from agentrl.runs.checkpoint import read_progress, write_progress
-from agentrl.runs.loop import RunLoop
-from agentrl.runs.restarts import run_with_restarts
+from agentrl.runs.loop import RunLoop, run_with_restarts
 from agentrl.runs.start import Run, RunResult, newest_metrics
 from agentrl.runs.stop import StopRequest, run_until_stopped
 from agentrl.serving.launch.placement import core_warnings
@@ -96,6 +95,7 @@ class LearningRun(RunLoop, abc.ABC):
 
     def __init__(self, run: Run, *, watcher: RunWatcher, interruption: StopRequest, reason: str | None = None) -> None:
         super().__init__(run, watcher=watcher, interruption=interruption, reason=reason)
+        self.status.steps = 0  # until the data is read
         self.success: float | None = None
         """Latest measured success rate."""
         self._checkpoints = Checkpoints(run.folder.checkpoints, keep=run.config.checkpoint.keep)
@@ -120,11 +120,6 @@ class LearningRun(RunLoop, abc.ABC):
             lambda loop: loop.run(),
             request,
         )
-
-    @property
-    def step(self) -> int:
-        """Number of updates made."""
-        return self.status.step
 
     @property
     @abc.abstractmethod

@@ -1,15 +1,17 @@
-"""Base classes of runs while they run: the lock of the folder, the log, the status, the metrics and the result."""
+"""Runs while they run: the lock of the folder, the log, the status, the metrics, the result, and restarts."""
 
 from __future__ import annotations
 
+import gc
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from types import TracebackType
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from agentrl.config.load import dump_config
 from agentrl.config.step_settings import Settings
+from agentrl.errors import RankLost
 from agentrl.errors.foreign import run_in_own_thread
 from agentrl.evaluation.diagnosis.finding import Finding
 from agentrl.observe.checkpoints import Checkpoint, Checkpoints
@@ -19,10 +21,12 @@ from agentrl.observe.run_folder import logging_to
 from agentrl.observe.traces import EpisodeTrace
 from agentrl.observe.trackers import Trackers
 from agentrl.rollout.waits import WaitKind, WaitTracker
+from agentrl.runs.checkpoint import StepProgress, read_progress
 from agentrl.runs.start import Run, RunResult
 from agentrl.runs.status_writer import StatusWriter, stall_words
 from agentrl.runs.stop import StopRequest
 
+P = TypeVar("P", bound=StepProgress)
 _log = logging.getLogger(__name__)
 
 
@@ -34,7 +38,6 @@ class RunLoop:
         watcher: Receives the progress.
         interruption: Stops the run from another thread; signals only reach the main thread.
         reason: Message about the reason for a restart.
-        steps: Number of steps of the whole run, if it is known.
     """
 
     command: ClassVar[str]
@@ -47,10 +50,9 @@ class RunLoop:
         watcher: RunWatcher | None = None,
         interruption: StopRequest | None = None,
         reason: str | None = None,
-        steps: int = 0,
     ) -> None:
         self.config, self.folder = run.config, run.folder
-        self.status = RunStatus(steps=steps)
+        self.status = RunStatus(steps=run.config.trainer.steps)
         self.interruption = interruption or StopRequest()
         self._changes, self._reason = run.changes, reason
         self._watcher = watcher or RunWatcher()
@@ -168,7 +170,7 @@ class TrainingLoop(RunLoop):
         interruption: StopRequest | None = None,
         reason: str | None = None,
     ) -> None:
-        super().__init__(run, watcher=watcher, interruption=interruption, reason=reason, steps=run.config.trainer.steps)
+        super().__init__(run, watcher=watcher, interruption=interruption, reason=reason)
         self.step = 0
         """Number of finished steps."""
         self._settings = Settings(run.config)
@@ -176,6 +178,19 @@ class TrainingLoop(RunLoop):
         self._saved: Checkpoint | None = None
         self._last: Mapping[str, float] = {}
         self._problems: tuple[Finding, ...] = ()
+
+    def _resume(self, kind: type[P]) -> P | None:
+        """Return the progress in the newest checkpoint, and begin after its steps; ``None`` for a new run.
+
+        Raises:
+            UsageError: the checkpoint does not belong to such a run.
+        """
+        self._saved = self._checkpoints.newest()
+        progress = None if self._saved is None else read_progress(self._saved, kind)
+        self.step = self.status.step = 0 if progress is None else progress.step
+        self._settings.load_state_dict({} if progress is None else progress.settings)
+        self._settings.advance(self.step)
+        return progress
 
     def _result(self, *, interrupted: bool) -> RunResult:
         """Return the result of the run, from its last step, checkpoint and diagnosis."""
@@ -187,3 +202,39 @@ class TrainingLoop(RunLoop):
             interrupted=interrupted,
             problems=self._problems,
         )
+
+
+Loop = TypeVar("Loop", bound=RunLoop)
+
+
+def run_with_restarts(
+    run: Run, make: Callable[[Run, str | None], Loop], execute: Callable[[Loop], RunResult], request: StopRequest
+) -> RunResult:
+    """Run a loop to its end; start again after the loss of a rank, up to ``trainer.restarts`` times without a new step.
+
+    Args:
+        run: Folder and config.
+        make: Makes a loop, with the reason for a restart.
+        execute: Runs a loop.
+        request: The run does not restart once its stop was requested.
+
+    Raises:
+        RankLost: no restart is left.
+    """
+    restarts, reached, reason = 0, 0, None
+    while True:
+        loop = make(run, reason)
+        try:
+            return execute(loop)
+        except RankLost as error:
+            if loop.status.step > reached:
+                restarts, reached = 0, loop.status.step
+            most = run.config.trainer.restarts
+            if request.count or restarts >= most:
+                raise
+            restarts += 1
+            next_step = f"the run restarts from its newest checkpoint ({restarts} of {most}: trainer.restarts)"
+            reason = str(RankLost(error.what, got=error.got, hint=next_step))
+        run = Run(run.folder, run.config)
+        del loop  # frees the model
+        gc.collect()

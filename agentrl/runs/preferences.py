@@ -18,7 +18,7 @@ from agentrl.errors import ConfigError, UsageError
 from agentrl.observe.model_folder import find_model
 from agentrl.observe.progress import Phase
 from agentrl.render.chat_template import TextEncoder
-from agentrl.render.tokenizers import load_tokenizer, pad_id
+from agentrl.render.tokenizers import load_tokenizer
 from agentrl.rollout.judges import transcript
 from agentrl.runs.learning_run import LearningRun, Prepared, digest, digest_trajectories
 from agentrl.training.distributed import Ranks
@@ -67,7 +67,7 @@ class PreferenceRun(PairsRun):
 
         def load(model: str, ranks: Ranks) -> LearnerParts:
             learned = (PreferenceLearner, self.config, pairs, self.settings)
-            return build_on_ranks(ranks, build_learner, *learned, model, base, pad_id(tokenizer))
+            return build_on_ranks(ranks, build_learner, *learned, model, base)
 
         found = digest_trajectories(side for pair in pairs for side in (pair.better, pair.worse))
         return Prepared(base=base, data=found, load=load, tokenizer=tokenizer, images=renderer.images)

@@ -13,11 +13,12 @@ from agentrl.observe.metrics import TIMING_PREFIX, trajectory_metrics
 from agentrl.observe.progress import RunningEpisode, RunStatus, RunWatcher
 from agentrl.observe.trajectory_store import GroupEnd, TrajectoryStore
 from agentrl.rollout.branches import branch_metrics
+from agentrl.rollout.events import RolloutObserver
 from agentrl.rollout.group_metrics import environment_metrics, extra_rollout_metrics
 from agentrl.rollout.groups import Group
 from agentrl.rollout.journal import JournalFolder
 from agentrl.rollout.judges import judge_metrics
-from agentrl.rollout.waits import MEASURED, EngineSeconds, RolloutObserver, Wait, WaitKind, WaitTracker
+from agentrl.rollout.waits import MEASURED, EngineSeconds, Wait, WaitKind, WaitTracker
 from agentrl.training.report import StepReport
 from agentrl.trajectory import Trajectory, Turn
 from agentrl.weights import SyncReport
@@ -147,7 +148,7 @@ _ENGINE = ("engine_s", "failed_engine_s", "discarded_engine_s")
 class StepClock:
     """Timer of a step and its phases; the step begins at construction."""
 
-    def __init__(self, parts: TrainingParts, *, price_per_hour: float | None = None) -> None:
+    def __init__(self, parts: TrainingParts, *, price_per_hour: float | None) -> None:
         self._parts = parts
         self._price_per_hour = price_per_hour
         self._began = self._phase_began = parts.waits.clock()

@@ -50,18 +50,18 @@ from agentrl.observe.model_folder import MODEL
 from agentrl.observe.progress import Phase, RunWatcher
 from agentrl.observe.trackers import traces_episodes
 from agentrl.observe.trajectory_store import GroupEnd, TrajectoryStore, void_after
+from agentrl.rollout.events import RolloutObserver
 from agentrl.rollout.finished_episodes import RecoveredEpisodes, read_recoverable
 from agentrl.rollout.groups import Group
 from agentrl.rollout.heap import collect_settled_heap, settled_heap
 from agentrl.rollout.journal import JournalFolder
 from agentrl.rollout.live import first_step_to_read
 from agentrl.rollout.tracing import EpisodeTracer
-from agentrl.rollout.waits import RolloutObserver, WaitKind
-from agentrl.runs.checkpoint import Progress, copy_checkpoint, read_progress, restore, write_checkpoint
+from agentrl.rollout.waits import WaitKind
+from agentrl.runs.checkpoint import Progress, copy_checkpoint, restore, write_checkpoint
 from agentrl.runs.diagnosis import open_diagnosis, report_problems, save_failures
-from agentrl.runs.loop import TrainingLoop
+from agentrl.runs.loop import TrainingLoop, run_with_restarts
 from agentrl.runs.record import EpisodeRecorder, JournalingRecorder, StepClock
-from agentrl.runs.restarts import run_with_restarts
 from agentrl.runs.start import Run, RunResult, finished_result
 from agentrl.runs.stop import PHASE_GRACE_S, StopRequest, close_in_thread, close_together, run_until_stopped
 from agentrl.runs.stored_training import StoredTraining
@@ -151,17 +151,12 @@ class Orchestrator(TrainingLoop):
         self.enter(Phase.PREPARE)
         self._watch_stalls(stack)
         check_extra_rollouts(self.config)
-        self._saved = self._checkpoints.newest()
-        progress = None if self._saved is None else read_progress(self._saved, Progress)
-        self.step = self.status.step = 0 if progress is None else progress.step
-        self._settings.load_state_dict({} if progress is None else progress.settings)
-        self._settings.advance(self.step)
+        progress = self._resume(Progress)
         for warning in (*(rate_warnings(self.config) if progress is None else ()), *core_warnings(self.config)):
             self.say(warning)
         base_path = await prepare_model(self.config, self.folder.model, say=self.say, waits=self._waits)
         finished = self._read_finished_episodes()
-        live = is_live(self.config)
-        if not live:  # clients do not play their sessions again, so their records stay
+        if not is_live(self.config):  # clients do not play their sessions again, so their records stay
             void_after(self.folder.trajectories, self.step + 1, 0 if progress is None else progress.store_position)
         self._store = stack.enter_context(TrajectoryStore(self.folder.trajectories, step=self.step + 1))
         self._tables = TokenTables(self.folder.path, self.config.observe.tokens, step=self.step, say=self.say)
@@ -201,12 +196,7 @@ class Orchestrator(TrainingLoop):
         self._evaluations = PeriodicEvaluations(self._parts, self.config, name=self.folder.path.name)
         stack.push_async_callback(self._evaluations.close)
         self._parts.trainer.write_dumps(self.folder.numerics, self.config.model_dump(mode="json"))
-        if self._saved is not None and progress is not None:
-            await self._parts.scheduler.fetch_saved(progress.scheduler)
-            restore(self._saved, self._parts, progress)
-            self._pending = None if progress.pending is None else dict(progress.pending)
-        if (journals is not None or live) and (recovered := self._parts.scheduler.recover(finished, journals)):
-            self.say(f"kept {recovered} {'rewarded sessions' if live else 'finished episodes'} not yet trained on")
+        await self._restore(progress, finished, journals)
         self._open_metrics(stack, 0 if progress is None else progress.metrics_position)
         self._diagnosis = open_diagnosis(self.folder, self.config, self._parts)
         self._last = self._diagnosis.run.newest_metrics  # the result if no step is left
@@ -218,6 +208,18 @@ class Orchestrator(TrainingLoop):
         if (traffic := self._parts.scheduler.live) is not None:
             self.say(f"serving {traffic.url}/s/NAME/v1 (OpenAI) and {traffic.url}/s/NAME (Anthropic)")
         self._save_changes()
+
+    async def _restore(
+        self, progress: Progress | None, finished: RecoveredEpisodes, journals: JournalFolder | None
+    ) -> None:
+        """Restore the parts from the newest checkpoint, and use the episodes that a killed run finished after it."""
+        if self._saved is not None and progress is not None:
+            await self._parts.scheduler.fetch_saved(progress.scheduler)
+            restore(self._saved, self._parts, progress)
+            self._pending = None if progress.pending is None else dict(progress.pending)
+        live = is_live(self.config)
+        if (journals is not None or live) and (recovered := self._parts.scheduler.recover(finished, journals)):
+            self.say(f"kept {recovered} {'rewarded sessions' if live else 'finished episodes'} not yet trained on")
 
     def _open_observer(self, stack: AsyncExitStack) -> tuple[RolloutObserver, JournalFolder | None]:
         """Open the records of the episodes: their observer, and the journals of an asynchronous run."""
@@ -257,11 +259,12 @@ class Orchestrator(TrainingLoop):
     ) -> None:
         """Close the parts, the trackers and the token tables; a stop request shortens their time."""
         await self._parts.scheduler.close()
-        closing = [self._parts.close(), close_in_thread(self._stop, self._tables.close, "writing the token tables")]
-        if self._trackers is not None:
-            close = functools.partial(self._trackers.close, error)
-            closing.append(close_in_thread(self._stop, close, "closing the trackers"))
-        await close_together(self._stop, *closing)
+        await close_together(
+            self._stop,
+            self._parts.close(),
+            close_in_thread(self._stop, self._tables.close, "writing the token tables"),
+            close_in_thread(self._stop, functools.partial(self._close_trackers, error), "closing the trackers"),
+        )
 
     def _loss_callback(self) -> Callable[[TrainingError], None]:
         """Return a thread-safe function that ends the run when a required process is lost."""
@@ -374,7 +377,6 @@ class Orchestrator(TrainingLoop):
             return trainer.step(
                 [trajectory for group in groups for trajectory in group.trajectories],
                 temperature=settings.sampling.temperature,
-                pad_id=self._parts.pad_id,
                 extras=extras,
             )
 

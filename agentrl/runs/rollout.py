@@ -33,13 +33,13 @@ from agentrl.observe.run_folder import RunDirectory
 from agentrl.observe.trackers import traces_episodes
 from agentrl.observe.trajectory_index import EpisodeFilter, TrajectoryIndex
 from agentrl.observe.trajectory_store import TrajectoryStore
+from agentrl.rollout.events import RolloutObserver
 from agentrl.rollout.finished_episodes import RecoveredEpisodes, group_position
 from agentrl.rollout.group_metrics import environment_metrics
 from agentrl.rollout.groups import Group
 from agentrl.rollout.policies import EngineEpisodePolicy
 from agentrl.rollout.scheduler import GroupScheduler
 from agentrl.rollout.tracing import EpisodeTracer
-from agentrl.rollout.waits import RolloutObserver
 from agentrl.runs.loop import RunLoop
 from agentrl.runs.record import EpisodeRecorder
 from agentrl.runs.start import Run, start_run
@@ -130,7 +130,7 @@ class Rollout(RunLoop):
     command = "rollout"
 
     def __init__(self, run: Run, *, watcher: RunWatcher | None = None, interruption: StopRequest | None = None) -> None:
-        super().__init__(run, watcher=watcher, interruption=interruption, steps=run.config.trainer.steps)
+        super().__init__(run, watcher=watcher, interruption=interruption)
         self._run = run
         self._size = policy_group_size(run.config.algorithm)
         self._batch: list[Group] = []

@@ -27,12 +27,13 @@ from agentrl.models.load import load_model
 from agentrl.observe.progress import Phase
 from agentrl.observe.trajectory_store import TrajectoryStore, read_trajectories, void_after
 from agentrl.render.renderer import Renderer
-from agentrl.render.tokenizers import load_tokenizer, pad_id
+from agentrl.render.tokenizers import load_tokenizer
+from agentrl.rollout.events import RolloutObserver
 from agentrl.rollout.loop_choice import check_rendering
 from agentrl.rollout.runner import Assignment, play_all
 from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy, ScriptedPolicy
 from agentrl.rollout.turns import derive_seed
-from agentrl.rollout.waits import RolloutObserver, WaitTracker
+from agentrl.rollout.waits import WaitTracker
 from agentrl.runs.learning_run import LearningRun, Prepared, digest_trajectories
 from agentrl.runs.record import EpisodeRecorder
 from agentrl.runs.stop import run_until_stopped
@@ -51,7 +52,6 @@ async def collect_demonstrations(
     renderer: Renderer,
     *,
     observer: RolloutObserver | None = None,
-    on_episode: Callable[[Trajectory], None] = lambda _: None,
     on_stall: Callable[[str], None] = lambda _: None,
     waits: WaitTracker | None = None,
 ) -> list[Trajectory]:
@@ -82,14 +82,14 @@ async def collect_demonstrations(
                     for number, draw in enumerate(draws)
                     if draw.environment == environment.label
                 }
-                played |= await _play_demonstrations(environment, own, on_episode)
+                played |= await _play_demonstrations(environment, own)
     finally:
         await close_run_environments(environments)
     return [played[number] for number in sorted(played)]
 
 
 async def _play_demonstrations(
-    environment: RunEnvironment, assignments: Mapping[int, Assignment], on_episode: Callable[[Trajectory], None]
+    environment: RunEnvironment, assignments: Mapping[int, Assignment]
 ) -> dict[int, Trajectory]:
     """Play the demonstrations of one environment, and return the trainable ones by number."""
     numbers = {assignment.group_id: number for number, assignment in assignments.items()}
@@ -97,7 +97,6 @@ async def _play_demonstrations(
     concurrency = environment.config.rollout.max_concurrent
     async for trajectory in play_all(environment.runner, assignments.values(), concurrency=concurrency):
         found[numbers[trajectory.group_id]] = trajectory
-        on_episode(trajectory)
     return _select_trainable(found)
 
 
@@ -151,18 +150,15 @@ class WarmStart(LearningRun):
 
         def load(model: str, ranks: Ranks) -> LearnerParts:
             learned = (SupervisedLearner, self.config, demonstrations, self.settings)
-            return build_on_ranks(ranks, build_learner, *learned, model, base, pad_id(tokenizer))
+            return build_on_ranks(ranks, build_learner, *learned, model, base)
 
         data = digest_trajectories(demonstrations)
         return Prepared(base=base, data=data, load=load, tokenizer=tokenizer, images=self._renderer.images)
 
     def _has_all_demonstrations(self) -> bool:
         """Return True if the run was killed before its first checkpoint, but after all demonstrations were stored."""
-        ended = _read_ended(self.folder.trajectories)
-        found, expected = (
-            sum(t.outcome is not None and not t.outcome.is_retryable for t in ended),
-            self.settings.episodes,
-        )
+        ended, expected = _read_ended(self.folder.trajectories), self.settings.episodes
+        found = sum(t.outcome is not None and not t.outcome.is_retryable for t in ended)
         if ended:
             self.say(
                 f"the run has no checkpoint: {found} of {expected} demonstrations are stored, "

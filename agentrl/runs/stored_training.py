@@ -14,7 +14,7 @@ import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -34,18 +34,17 @@ from agentrl.evaluation.diagnosis.watch import RunDiagnosis
 from agentrl.models.load import embedding_rows
 from agentrl.observe.metrics import TIMING_PREFIX, read_metrics
 from agentrl.observe.model_folder import MODEL, find_model
-from agentrl.observe.progress import Phase, RunWatcher
+from agentrl.observe.progress import Phase
 from agentrl.observe.trajectory_index import EpisodeFilter, EpisodeRow, TrajectoryIndex
-from agentrl.render.tokenizers import load_tokenizer, pad_id
+from agentrl.render.tokenizers import load_tokenizer
 from agentrl.rollout.finished_episodes import group_position
 from agentrl.rollout.groups import Group
 from agentrl.rollout.task_order import SampledTask
-from agentrl.runs.checkpoint import read_progress, write_progress
+from agentrl.runs.checkpoint import StepProgress, write_progress
 from agentrl.runs.diagnosis import report_problems
 from agentrl.runs.loop import TrainingLoop
 from agentrl.runs.record import group_metrics
-from agentrl.runs.start import Run, RunResult, StartCheck, check_rollouts
-from agentrl.runs.stop import StopRequest
+from agentrl.runs.start import RunResult, StartCheck, check_rollouts
 from agentrl.runs.token_tables import TokenTables
 from agentrl.task import Task
 from agentrl.training.algorithm_functions import run_learns_from_rewards
@@ -253,16 +252,11 @@ class StoredGroups:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StoredProgress:
-    """Progress of a run in a checkpoint."""
+class StoredProgress(StepProgress):
+    """Progress of a run on stored episodes in a checkpoint."""
 
-    step: int
     groups_used: int
     """Number of stored groups that the steps have used, including those that dynamic sampling has dropped."""
-    metrics_position: int
-    """Size in bytes of ``metrics.jsonl`` after these steps."""
-    settings: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """Adapted values of schedules with a target."""
 
 
 def check_stored_start(config: Config, *, fetch: bool = True, say: Callable[[str], None] = lambda _: None) -> None:
@@ -285,18 +279,8 @@ def start_check(config: Config) -> StartCheck:
 class StoredTraining(TrainingLoop):
     """Run that trains on stored episodes until its last step or a requested stop."""
 
-    def __init__(
-        self,
-        run: Run,
-        *,
-        watcher: RunWatcher | None = None,
-        interruption: StopRequest | None = None,
-        reason: str | None = None,
-    ) -> None:
-        super().__init__(run, watcher=watcher, interruption=interruption, reason=reason)
-        self._used = 0
-        self._stopped = False
-        self._failure: TrainingError | UsageError | None = None
+    _stopped = False
+    _failure: TrainingError | UsageError | None = None
 
     def stop(self) -> None:
         """Request a stop with a checkpoint after the current step."""
@@ -322,8 +306,8 @@ class StoredTraining(TrainingLoop):
         self.enter(Phase.PREPARE)
         config = self.config
         check_stored_training(config)
-        self._saved = self._checkpoints.newest()
-        progress = None if self._saved is None else read_progress(self._saved, StoredProgress)
+        progress = self._resume(StoredProgress)
+        self._used = 0 if progress is None else progress.groups_used
         for warning in rate_warnings(config) if progress is None else ():
             self.say(warning)
         if config.evaluation.every:
@@ -334,7 +318,7 @@ class StoredTraining(TrainingLoop):
         self._groups = StoredGroups(config)
         stack.callback(self._groups.close)
         self._groups.check_model(start)
-        self._groups.check_enough(0 if progress is None else progress.groups_used)
+        self._groups.check_enough(self._used)
         self.say(self._groups.summary)
         ranks = stack.enter_context(
             open_ranks(config.trainer.processes, logs=self.folder.logs, on_loss=self._loss_callback())
@@ -342,11 +326,8 @@ class StoredTraining(TrainingLoop):
         self._parts: TrainerParts = build_on_ranks(ranks, build_trainer, config, model_path, start)
         self._tokenizer, self._images = load_tokenizer(model_path), load_images(model_path)
         self._parts.trainer.write_dumps(self.folder.numerics, config.model_dump(mode="json"))
-        if self._saved is not None and progress is not None:
+        if self._saved is not None:
             self._parts.trainer.checkpoint.load(self._saved.path)
-            self.step, self._used = progress.step, progress.groups_used
-            self._settings.load_state_dict(progress.settings)
-            self._settings.advance(self.step)
         self._has_signal = learning_signal(self._settings)
         self._open_metrics(stack, 0 if progress is None else progress.metrics_position)
         stack.push_async_exit(self._close_trackers_in_thread)
@@ -404,7 +385,6 @@ class StoredTraining(TrainingLoop):
             self._parts.trainer.step,
             trajectories,
             temperature=self.config.sampling.temperature,
-            pad_id=pad_id(self._tokenizer),
         )
         report = await call_in_thread(_THREAD, step, "the training step")
         seconds = time.perf_counter() - began

@@ -9,14 +9,7 @@ from agentrl.remote.chat import ChatService, ServiceSettings
 class OpenAIEngine(ChatService):
     """Client of the chat service in a config section such as ``engine``; other arguments as for `ChatService`."""
 
-    def __init__(
-        self,
-        config: OpenAIEngineConfig,
-        *,
-        section: str = "engine",
-        max_context: int = 131_072,
-        first_wait_s: float = 0.5,
-    ) -> None:
+    def __init__(self, config: OpenAIEngineConfig, *, section: str = "engine", first_wait_s: float = 0.5) -> None:
         self.config = config
         settings = ServiceSettings(**config.model_dump(exclude={"type"}), section=section)
-        super().__init__(settings, max_context=max_context, first_wait_s=first_wait_s)
+        super().__init__(settings, first_wait_s=first_wait_s)

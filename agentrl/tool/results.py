@@ -42,14 +42,13 @@ from fractions import Fraction
 from itertools import groupby
 from pathlib import PurePath
 from types import SimpleNamespace
-from typing import Any, TypeVar, get_origin
+from typing import Any, get_origin
 from uuid import UUID
 
 from agentrl.errors.foreign import DaemonThreads, call_in_thread
 from agentrl.message import Content, ContentPart, ImagePart, TextPart
 from agentrl.tool.schema import inner_function
 
-T = TypeVar("T")
 MAX_AWAITED = 8
 """Maximum number of awaitables that return one another."""
 _AWAITABLES = (Awaitable, Coroutine, asyncio.Future, asyncio.Task)

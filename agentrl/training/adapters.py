@@ -104,7 +104,7 @@ class AdapterTrainers:
             trainer.configure(adapter_config(config, name))
 
     def step(
-        self, trajectories: Sequence[Trajectory], *, temperature: float, pad_id: int, extras: StepExtras | None = None
+        self, trajectories: Sequence[Trajectory], *, temperature: float, extras: StepExtras | None = None
     ) -> StepReport:
         """Train every adapter on the trajectories of one step; see `Trainer.step`.
 
@@ -116,7 +116,7 @@ class AdapterTrainers:
         failure: TrainingError | None = None
         for name, trainer in self.trainers.items():
             try:
-                reports[name] = trainer.step(trajectories, temperature=temperature, pad_id=pad_id, extras=extras)
+                reports[name] = trainer.step(trajectories, temperature=temperature, extras=extras)
             except NothingToTrain as error:
                 failure = error
         if failure is not None and not reports:

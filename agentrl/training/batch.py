@@ -122,7 +122,6 @@ class StepBatch:
     extras: StepExtras = field(default_factory=StepExtras)
     temperature: float = 1.0
     """Sampling temperature of all tokens."""
-    pad_id: int = 0
     needs_forward: Sequence[bool] = ()
     """Mask of the sequences that need a forward pass of the policy."""
     sample_counts: torch.Tensor | None = None

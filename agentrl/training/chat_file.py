@@ -14,9 +14,9 @@ from typing import Any
 from agentrl.errors import Outcome, TemplateError, UsageError
 from agentrl.message import Message, Role
 from agentrl.message.data_file import Row, ToolSchema, message_rows, read_messages, read_rows, read_tools, refuse_media
-from agentrl.render.check import check_template
 from agentrl.render.conversation import LedgerConversation
 from agentrl.render.renderer import OmittedText, Renderer
+from agentrl.render.template_check import check_template
 from agentrl.trajectory import Source, Trajectory
 
 ENVIRONMENT = "chat"

@@ -49,7 +49,7 @@ class PolicyTrainer(Protocol):
         """Version of each adapter before the latest step; empty for one model."""
 
     def step(
-        self, trajectories: Sequence[Trajectory], *, temperature: float, pad_id: int, extras: StepExtras | None = None
+        self, trajectories: Sequence[Trajectory], *, temperature: float, extras: StepExtras | None = None
     ) -> StepReport:
         """Train on the trajectories of one step.
 

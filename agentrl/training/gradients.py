@@ -228,7 +228,7 @@ def score_ahead(batch: StepBatch, objective: Objective, policy: ModelRunner, *, 
     logp, entropy = torch.full((2, batch.tokens), math.nan, device=policy.model.device)
     if needed := _sequences_to_score(batch, objective, policy_learns=policy_learns):
         sequences = [batch.sequences[i] for i in needed]
-        scores = policy.logprobs(sequences, temperature=batch.temperature, pad_id=batch.pad_id)
+        scores = policy.logprobs(sequences, temperature=batch.temperature)
         where = batch.token_index(needed).to(logp.device)
         logp[where], entropy[where] = scores.logp, scores.entropy
     return TokenScores(logp=logp, entropy=entropy)
@@ -316,7 +316,6 @@ class GradientPass:
         """Batch, and the parts of `LossInput` that are known before the passes: [tokens, …] each."""
         if objective.looks_ahead:
             self._columns["entropy"] = ahead.entropy
-        self._scoring: dict[str, Any] = {"temperature": batch.temperature, "pad_id": batch.pad_id}
         self._version = batch.version.to(self.model.device)
         self.learns = learns
         self._needs_grad = [learns and own for own in needs_gradient(objective, batch)]
@@ -371,7 +370,7 @@ class GradientPass:
             "values": values,
             "updates": self._updates,
             "reads": list(batch.needs_forward),
-            **self._scoring,
+            "temperature": batch.temperature,
             "layout": asdict(replace(passes.layout, context=None, replay=None)),
             "lanes": passes.lanes.count,
             "ranks": passes.ranks.dp_size,
@@ -412,14 +411,14 @@ class GradientPass:
         if self._updates == 0 or not (self.objective.chooses_tokens or self.objective.reads_policy):
             return self.record.trainer_logp[where]
         sequences = [self.batch.sequences[i] for i in part]
-        return self._policy.logprobs(sequences, **self._scoring).logp
+        return self._policy.logprobs(sequences, temperature=self.batch.temperature).logp
 
     def _loss(self, weights: torch.Tensor, indices: list[int], tally: SumsByName) -> torch.Tensor:
         where = self.batch.token_index(indices).to(self.model.device)
         top_ids = None if self.batch.teacher is None else self.batch.teacher.top_ids
         scores = self._policy.score(
             [self.batch.sequences[i] for i in indices],
-            **self._scoring,
+            temperature=self.batch.temperature,
             entropy_gradient=self.objective.uses_entropy,
             value_head=None if self._joint is None else self._joint.head,
             others=None if top_ids is None else top_ids[where],

@@ -107,12 +107,10 @@ class MixtureTrainer(Trainer):
             self._selections[label] = EpisodeSelection.of(own)
             self._shapings[label].configure(own.shaping, max_tokens=config.agent.max_tokens)
 
-    def _step(
-        self, trajectories: Sequence[Trajectory], temperature: float, pad_id: int, extras: StepExtras
-    ) -> StepReport:
+    def _step(self, trajectories: Sequence[Trajectory], temperature: float, extras: StepExtras) -> StepReport:
         with repeatable(enabled=self._config.deterministic):
             started = time.perf_counter()
-            steps = self._prepare_all(trajectories, temperature, pad_id, extras)
+            steps = self._prepare_all(trajectories, temperature, extras)
             with checkpoint_activations(self.model, enabled=self._config.gradient_checkpointing):
                 updates, losses, total = self._update(steps)
             self.steps += 1
@@ -125,7 +123,7 @@ class MixtureTrainer(Trainer):
             return self.watch.report(join_environments(reports, loss=total))
 
     def _prepare_all(
-        self, trajectories: Sequence[Trajectory], temperature: float, pad_id: int, extras: StepExtras
+        self, trajectories: Sequence[Trajectory], temperature: float, extras: StepExtras
     ) -> dict[str, PreparedStep]:
         """Prepare the step of each environment that has episodes to train on, in the order of the config.
 
@@ -142,7 +140,6 @@ class MixtureTrainer(Trainer):
                 found[label] = self._prepare(
                     own,
                     temperature,
-                    pad_id,
                     extras,
                     objective=self._objectives[label],
                     shaping=self._shapings[label],

@@ -60,7 +60,7 @@ class LoadBalancingLoss:
         counts = []
         for part, counted in own:
             with self.record() as routed:
-                runner.hidden_states(part, 0)
+                runner.hidden_states(part)
             if counted:
                 counts.append(assignments(routed, token_weights(runner.passes.layout, part, runner.model.device)))
         busiest = self.count(counts, tokens, runner.passes.ranks)

@@ -165,7 +165,6 @@ class PreferenceLearner(Learner[list[int]]):
         settings: Loss, learning rate, and pairs per update.
         trainer: Micro-batches, optimizer, clipping.
         seed: Seed of the order of pairs.
-        pad_id: Any id of the vocabulary.
         image_processor: Image processor; required if episodes contain images.
         ranks: Ranks that train together.
 
@@ -183,7 +182,6 @@ class PreferenceLearner(Learner[list[int]]):
         trainer: TrainerConfig,
         *,
         seed: int,
-        pad_id: int,
         image_processor: ImageReader | None = None,
         ranks: Ranks | None = None,
     ) -> None:
@@ -192,7 +190,6 @@ class PreferenceLearner(Learner[list[int]]):
         super().__init__(model, list(pair_batches(len(pairs), settings, seed)), settings, trainer, ranks or Ranks())
         self._loss = preference_loss(settings)
         self._runner = make_runner(model, trainer, ranks=self.ranks, image_processor=image_processor)
-        self._reading: dict[str, Any] = {"temperature": 1.0, "pad_id": pad_id}
         self._episodes = [answer_sequences(side) for pair in pairs for side in (pair.better, pair.worse)]
         """Sequences of each pair's better episode, at index 2 p for pair p, and of its worse one, at 2 p + 1."""
         self._reference = torch.zeros(len(pairs), 2, dtype=torch.float64)
@@ -217,7 +214,7 @@ class PreferenceLearner(Learner[list[int]]):
         sequences, owner = self._lay_out(batch)
         lengths = torch.tensor([sequence.targets.numel() for sequence in sequences])
         by_logp = by_sum.flatten()[owner].float().repeat_interleave(lengths)
-        self._runner.backward_logprobs(sequences, by_logp, **self._reading)
+        self._runner.backward_logprobs(sequences, by_logp, temperature=1.0)
         gain = (sums - reference).detach()
         return float(value.detach()), {  # from log pi / pi_ref of each episode, in nats, before the step
             "accuracy": float((gain[:, 0] > gain[:, 1]).double().mean()),
@@ -234,7 +231,7 @@ class PreferenceLearner(Learner[list[int]]):
     def _sums(self, batch: Sequence[int]) -> torch.Tensor:
         """Compute log-probabilities of the better and the worse episode of some pairs: float64 [pairs, 2]."""
         sequences, owner = self._lay_out(batch)
-        scores = self._runner.logprobs(sequences, **self._reading)
+        scores = self._runner.logprobs(sequences, temperature=1.0)
         lengths = torch.tensor([sequence.targets.numel() for sequence in sequences])
         sums = torch.zeros(2 * len(batch), dtype=torch.float64)
         return sums.index_add(0, owner.repeat_interleave(lengths), scores.logp.double().cpu()).view(-1, 2)

@@ -53,7 +53,6 @@ class SupervisedLearner(Learner[list[SFTExample]]):
         settings: Data and learning rate.
         trainer: Micro-batches, optimizer, clipping.
         seed: Seed of the order of sequences, and of the adapters' dropout.
-        pad_id: Any id of the vocabulary.
         image_processor: Image processor; required if demonstrations contain images.
         ranks: Ranks that train together.
 
@@ -71,7 +70,6 @@ class SupervisedLearner(Learner[list[SFTExample]]):
         trainer: TrainerConfig,
         *,
         seed: int,
-        pad_id: int,
         image_processor: ImageReader | None = None,
         ranks: Ranks | None = None,
     ) -> None:
@@ -83,7 +81,7 @@ class SupervisedLearner(Learner[list[SFTExample]]):
                 expected="at least one forced or sampled token",
             )
         super().__init__(model, list(_batches(examples, settings, seed)), settings, trainer, ranks or Ranks())
-        self._observation_weight, self._seed, self._pad_id = settings.observation_weight, seed, pad_id
+        self._observation_weight, self._seed = settings.observation_weight, seed
         self._runner = make_runner(model, trainer, ranks=self.ranks, image_processor=image_processor)
         self._tokens = 0
         """Number of tokens learned from so far, including observations but not padding."""
@@ -94,7 +92,7 @@ class SupervisedLearner(Learner[list[SFTExample]]):
         scored = [example.scored for example in batch]
 
         def loss(indices: list[int], _: SumsByName) -> torch.Tensor:
-            scores = self._runner.score([scored[i] for i in indices], temperature=1.0, pad_id=self._pad_id)
+            scores = self._runner.score([scored[i] for i in indices], temperature=1.0)
             weights = torch.cat([batch[i].weights(observation_weight) for i in indices]).to(scores.logp.device)
             return -(weights * scores.logp).sum() / weight
 

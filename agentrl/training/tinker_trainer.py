@@ -93,13 +93,13 @@ class TinkerTrainer:
         """Do nothing: the service has the gradients, and skips an update if they are not finite."""
 
     def step(
-        self, trajectories: Sequence[Trajectory], *, temperature: float, pad_id: int, extras: StepExtras | None = None
+        self, trajectories: Sequence[Trajectory], *, temperature: float, extras: StepExtras | None = None
     ) -> StepReport:
         """Train on the trajectories of one step; see `agentrl.training.trainer.Trainer.step`."""
         began = time.perf_counter()
         members = role_members(trajectories)
         batch = step_batch(select(members, compare_groups=self._objective.compares_groups), self._shaping)
-        batch = replace(batch, step_version=self.steps, temperature=temperature, pad_id=pad_id)
+        batch = replace(batch, step_version=self.steps, temperature=temperature)
         batch = replace(batch, advantage=self._objective.estimate(batch.episodes).advantage)
         old_logp = self._score(batch)
         corrected = self._objective.correction(old_logp, batch.behaviour_logp, batch.owners.sequence)

@@ -138,7 +138,7 @@ class Trainer:
     """Trainer of a model in place, so that an engine in the same process can share its weights.
 
         trainer = Trainer(model, config.algorithm, config.trainer, seed=0, max_tokens=config.agent.max_tokens)
-        report = trainer.step(trajectories, temperature=1.0, pad_id=tokenizer.pad_token_id)
+        report = trainer.step(trajectories, temperature=1.0)
         trainer.checkpoint.save(folder)
 
     Args:
@@ -210,14 +210,13 @@ class Trainer:
         return 2 if self._objective.compares_groups else 1
 
     def step(
-        self, trajectories: Sequence[Trajectory], *, temperature: float, pad_id: int, extras: StepExtras | None = None
+        self, trajectories: Sequence[Trajectory], *, temperature: float, extras: StepExtras | None = None
     ) -> StepReport:
         """Train on the trajectories of one step: complete groups of finished episodes.
 
         Args:
             trajectories: Trajectories of the step; failed and unscored ones are counted and skipped.
             temperature: Sampling temperature of the trajectories.
-            pad_id: Any id of the vocabulary.
             extras: Extra rollouts of the groups, if the algorithm needs any.
 
         Raises:
@@ -232,19 +231,16 @@ class Trainer:
                 hint="an environment, tool or reward function calls torch.set_default_dtype: give its tensors a dtype, "
                 "or run the environment in worker processes: environment.isolation=process",
             )
-        arguments = trajectories, temperature, pad_id, extras or StepExtras()
+        arguments = trajectories, temperature, extras or StepExtras()
         with self.ranks.broadcast_call("step", *arguments):
             return self._step(*arguments)
 
-    def _step(
-        self, trajectories: Sequence[Trajectory], temperature: float, pad_id: int, extras: StepExtras
-    ) -> StepReport:
+    def _step(self, trajectories: Sequence[Trajectory], temperature: float, extras: StepExtras) -> StepReport:
         with repeatable(enabled=self._config.deterministic):
             started = time.perf_counter()
             step = self._prepare(
                 trajectories,
                 temperature,
-                pad_id,
                 extras,
                 objective=self._objective,
                 shaping=self._shaping,
@@ -260,7 +256,6 @@ class Trainer:
         self,
         trajectories: Sequence[Trajectory],
         temperature: float,
-        pad_id: int,
         extras: StepExtras,
         *,
         objective: Objective,
@@ -275,7 +270,7 @@ class Trainer:
         if select_episodes is not None:
             members, left_out = select_episodes(members, extras)
         selected = select(members, compare_groups=objective.compares_groups)
-        batch = self._batch(selected, shaping, temperature, pad_id, extras, whole_groups=objective.couples_episodes)
+        batch = self._batch(selected, shaping, temperature, extras, whole_groups=objective.couples_episodes)
         for signal in self.signals.values():
             batch = signal.annotate(batch)
         estimate = objective.estimate(batch.episodes)
@@ -298,7 +293,6 @@ class Trainer:
         selected: Sequence[Trajectory],
         shaping: RewardShaping,
         temperature: float,
-        pad_id: int,
         extras: StepExtras,
         *,
         whole_groups: bool,
@@ -306,9 +300,7 @@ class Trainer:
         """Lay out the tokens of a step and assign its sequences to updates."""
         routes = self._policy.replays_routes
         batch = step_batch(selected, shaping, experts=extras.expert_ids, routes=routes)
-        batch = replace(
-            batch, step_version=self.steps, seed=self._seed, temperature=temperature, pad_id=pad_id, extras=extras
-        )
+        batch = replace(batch, step_version=self.steps, seed=self._seed, temperature=temperature, extras=extras)
         config, generator = self._config, self._generator
         if config.mini_batch_rows is None:
             divide = partial(mini_batches, batch, config.mini_batches, generator, whole_groups=whole_groups)

@@ -95,9 +95,7 @@ class ModelWeights:
     def _token_logprobs(self, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> list[float]:
         ids = np.array([*prompt_ids, *answer_ids])
         wanted = np.arange(len(ids)) >= len(prompt_ids)
-        scores = ModelRunner(self.model, RunnerSettings()).logprobs(
-            [scored_sequence(ids, wanted)], temperature=1.0, pad_id=0
-        )
+        scores = ModelRunner(self.model, RunnerSettings()).logprobs([scored_sequence(ids, wanted)], temperature=1.0)
         return [float(value) for value in scores.logp]
 
     def save(self, folder: Path, tokenizer: PreTrainedTokenizerBase, images: ImageProcessor | None = None) -> None:

@@ -30,7 +30,7 @@ from agentrl.observe.model_folder import MODEL
 from agentrl.training.checkpoint import STATE_FILE, load_state, save_adapter_folder, save_model_folder, save_state
 from agentrl.training.compile import checkpoint_activations
 from agentrl.training.forward.runner import SumsByName, make_runner
-from agentrl.training.forward.sequences import ScoredSequence
+from agentrl.training.forward.sequences import PAD_ID, ScoredSequence
 from agentrl.training.optimizer import OptimizerSettings, PolicyOptimizer, group_of
 from agentrl.training_service.wire import Array, Datum, PassRequest
 
@@ -39,8 +39,6 @@ Options: TypeAlias = Mapping[str, float]
 TARGETS = "target_tokens"
 LOW, HIGH = "clip_low_threshold", "clip_high_threshold"
 _RL = ("logprobs", "advantages")
-PAD_ID = 0
-"""Padding token; results do not depend on it."""
 ALPHA = 32.0
 """Default alpha of adapters: a layer's update is scaled by alpha / rank (https://thinkingmachines.ai/blog/lora)."""
 
@@ -335,7 +333,7 @@ class TrainingRun:
 
         def loss(indices: list[int], _: SumsByName) -> torch.Tensor:
             others = None if width == 1 else torch.cat([_others(data[i], width) for i in indices]).to(device)
-            scores = self._runner.score([sequences[i] for i in indices], temperature=1.0, pad_id=PAD_ID, others=others)
+            scores = self._runner.score([sequences[i] for i in indices], temperature=1.0, others=others)
             logp = scores.logp[:, None]
             if scores.top_logp is not None:
                 logp = torch.cat([logp, scores.top_logp], dim=1)

@@ -26,7 +26,7 @@ from agentrl.serving.request import SEED_BITS
 from agentrl.training.forward.runner import ModelRunner, make_runner
 from agentrl.training.forward.sequences import ScoredSequence
 from agentrl.training_service.requests import SampleRequest, Sampling
-from agentrl.training_service.runs import PAD_ID, BaseWeights, RunSettings, load_weights
+from agentrl.training_service.runs import BaseWeights, RunSettings, load_weights
 from agentrl.training_service.store import CheckpointInfo, StoredCheckpoint
 from agentrl.training_service.wire import NO_TOKEN, Array, Sample, TopTokenTable, write_samples
 
@@ -199,7 +199,7 @@ class Samplers:
                 positions=torch.arange(first - 1, len(ids) - 1),
                 targets=torch.tensor(ids[first:]),
             )
-            found = slot.runner.top_logprobs([sequence], top_k=top_k or None, temperature=temperature, pad_id=PAD_ID)
+            found = slot.runner.top_logprobs([sequence], top_k=top_k or None, temperature=temperature)
             logprobs[first:] = found.logp.cpu().numpy()
             if found.top_ids is not None and found.top_logp is not None:
                 top.ids[first:] = found.top_ids.cpu().numpy()

@@ -219,9 +219,7 @@ class FolderTransport(Transport):
         await run_in_own_thread(self._own.close)
 
 
-def write_served_model(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, *, shard_bytes: int = SHARD_BYTES
-) -> int:
+def write_served_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> int:
     """Write config, tokenizer and weights to a folder; return the number of bytes of the weights.
 
     The copy is never tied, and every update contains the output head: a server may keep a packed copy of it, which an
@@ -241,4 +239,4 @@ def write_served_model(
     config.dtype = next(iter(weights.values())).dtype
     save_config(config, folder)
     save_tokenizer(tokenizer, folder)
-    return write_tensors(CheckpointNames(model).apply(weights), folder, shard_bytes=shard_bytes)
+    return write_tensors(CheckpointNames(model).apply(weights), folder)

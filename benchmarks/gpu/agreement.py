@@ -48,7 +48,6 @@ def _compare(size: str, dtype: torch.dtype, prompts: list[list[int]], tokens: in
     found = make_runner(model, TrainerConfig()).logprobs(
         [_scored(prompt, answer) for prompt, answer in zip(prompts, answers, strict=True)],
         temperature=1.0,
-        pad_id=0,
     )
     engine = torch.tensor([logp for answer in answers for logp in answer.logprobs])
     apart = mismatch(found.logp.cpu(), engine)

@@ -18,7 +18,7 @@ from agentrl.training.forward.sequences import ScoredSequence, scored_sequence
 
 def _gradients(model: Any, sequences: list[ScoredSequence], layout: Layout) -> tuple[torch.Tensor, torch.Tensor]:
     model.zero_grad()
-    logp = score(model, sequences, temperature=1.0, pad_id=0, layout=layout).logp
+    logp = score(model, sequences, temperature=1.0, layout=layout).logp
     torch.autograd.backward(logp.sum() / logp.numel())
     return logp.detach(), torch.cat([p.grad.float().flatten() for p in model.parameters() if p.grad is not None])
 

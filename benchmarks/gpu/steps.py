@@ -77,9 +77,9 @@ def run(
         if on_gpu:
             torch.cuda.reset_peak_memory_stats()
         for _ in range(2):  # the second step has the optimizer's moments from its start
-            trainer.step(played, temperature=1.0, pad_id=0)
+            trainer.step(played, temperature=1.0)
         peak = torch.cuda.max_memory_allocated() if on_gpu else memory.peak
-    taken = [seconds_of(lambda: trainer.step(played, temperature=1.0, pad_id=0)) for _ in range(rounds)]
+    taken = [seconds_of(lambda: trainer.step(played, temperature=1.0)) for _ in range(rounds)]
     lengths = [len(t.sequences[0]) for t in played]
     sizes = model.config
     embeddings = 0 if sizes.tie_word_embeddings else model.get_input_embeddings().weight.numel()

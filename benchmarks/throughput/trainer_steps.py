@@ -34,7 +34,7 @@ def make_step(model: PreTrainedModel, trajectories: Sequence[Trajectory], *, bud
     trainer = Trainer(model, algorithm, settings, seed=0, max_tokens=10**6)
 
     def step() -> None:
-        trainer.step(trajectories, temperature=1.0, pad_id=0)
+        trainer.step(trajectories, temperature=1.0)
 
     return step
 

@@ -76,7 +76,7 @@ def test_answers_to_images_are_those_of_transformers(family, seeing_python, star
     mask = sequence.loss_mask[:end]
     scored = scored_sequence(sequence.token_ids[:end], mask, [i for i in sequence.images if i.end <= end])
     with torch.no_grad():
-        expected = score(model, [scored], temperature=1.0, pad_id=0, image_processor=images).logp
+        expected = score(model, [scored], temperature=1.0, image_processor=images).logp
     assert np.abs(expected.numpy() - sequence.logprobs[:end][mask]).max() < TOLERANCE
 
 

@@ -21,9 +21,10 @@ from agentrl.env.lookup import resolve_environment
 from agentrl.errors import EnvironmentFailure, Outcome, UsageError
 from agentrl.remote import client
 from agentrl.remote.link import Link, RequestTimeout
+from agentrl.rollout.events import RolloutCounters
 from agentrl.rollout.scheduler import GroupScheduler
 from agentrl.rollout.task_order import FETCHED_AHEAD, TaskSampler
-from agentrl.rollout.waits import RolloutCounters, WaitTracker
+from agentrl.rollout.waits import WaitTracker
 from agentrl.trajectory import Trajectory
 
 

@@ -8,8 +8,8 @@ from support.tokenizers import build_tokenizer
 from agentrl.errors import TemplateError, UsageError
 from agentrl.message import Message, ToolCall, system, tool_result, user
 from agentrl.render.chat_template import CHAT_TEMPLATES, find_chat_template, read_chat_template
-from agentrl.render.check import check_template
 from agentrl.render.renderer import Renderer
+from agentrl.render.template_check import check_template
 
 TOKENIZER = {"chatml": "qwen2.5", "qwen3": "qwen3", "llama3": "llama3", "gemma": "gemma"}
 MOVE = {

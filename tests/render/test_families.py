@@ -11,9 +11,9 @@ from support.tokenizers import OTHER_TEMPLATES, TOKENIZER_FAMILIES, build_tokeni
 from agentrl.engine import Generation, StopReason
 from agentrl.errors import TemplateError
 from agentrl.message import Message, ToolCall, system, tool_result, user
-from agentrl.render.check import check_template
 from agentrl.render.conversation import LedgerConversation
 from agentrl.render.renderer import OmittedText, Renderer
+from agentrl.render.template_check import check_template
 from agentrl.trajectory import Source, Trajectory
 
 TOOL = {

@@ -10,10 +10,15 @@ from support.tokenizers import OTHER_TEMPLATES, TOKENIZER_FAMILIES, build_tokeni
 from agentrl.engine import Generation, StopReason
 from agentrl.errors import TemplateError
 from agentrl.message import Message, ToolCall, tool_result, user
-from agentrl.render.check import check_template, find_omitted_text, template_faults
 from agentrl.render.conversation import LedgerConversation
 from agentrl.render.renderer import Renderer
-from agentrl.render.tool_check import check_calls_shown, check_tools_shown
+from agentrl.render.template_check import (
+    check_calls_shown,
+    check_template,
+    check_tools_shown,
+    find_omitted_text,
+    template_faults,
+)
 from agentrl.trajectory import Trajectory
 
 SEARCH = {

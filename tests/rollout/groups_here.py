@@ -5,9 +5,10 @@ import asyncio
 import pytest
 
 from agentrl.errors import Outcome
+from agentrl.rollout.events import RolloutCounters, RolloutObserver
 from agentrl.rollout.scheduler import GroupScheduler
 from agentrl.rollout.task_order import TaskSampler
-from agentrl.rollout.waits import RolloutCounters, RolloutObserver, WaitTracker
+from agentrl.rollout.waits import WaitTracker
 from agentrl.task import SeedTasks
 from agentrl.trajectory import TokenSequence, Trajectory, Turn, TurnTimings
 

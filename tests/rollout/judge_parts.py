@@ -5,9 +5,9 @@ from contextlib import asynccontextmanager
 from agentrl.config.judge import JudgeConfig
 from agentrl.errors import Outcome
 from agentrl.remote.chat import ChatService, ServiceSettings
+from agentrl.rollout.events import RolloutCounters
 from agentrl.rollout.judges.client import JudgeClient
 from agentrl.rollout.judges.scorers import make_judge
-from agentrl.rollout.waits import RolloutCounters
 from agentrl.task import Task
 from agentrl.trajectory import Source, TokenSequence, Trajectory, Turn
 

@@ -13,10 +13,10 @@ from agentrl.env import Isolation
 from agentrl.errors import EnvironmentFailure, Outcome, TrainingError
 from agentrl.message import user
 from agentrl.reward import Score, Scorer
+from agentrl.rollout.events import RolloutObserver
 from agentrl.rollout.runner import Assignment, play_all
 from agentrl.rollout.scheduler import GroupScheduler
 from agentrl.rollout.task_order import TaskSampler
-from agentrl.rollout.waits import RolloutObserver
 from agentrl.task import Task, TaskSource
 from agentrl.tool import Toolset
 

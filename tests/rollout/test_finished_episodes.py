@@ -8,12 +8,12 @@ from groups_here import Player, make
 
 from agentrl.errors import Outcome
 from agentrl.observe.trajectory_store import TrajectoryStore
+from agentrl.rollout.events import RolloutObserver
 from agentrl.rollout.finished_episodes import RecoveredEpisodes, group_position, read_recoverable
 from agentrl.rollout.groups import Group
 from agentrl.rollout.journal import JournalFolder
 from agentrl.rollout.journal_file import file_name
 from agentrl.rollout.task_order import TaskSampler
-from agentrl.rollout.waits import RolloutObserver
 from agentrl.task import SeedTasks
 from agentrl.trajectory import Source, TokenSequence, Trajectory, Turn
 

@@ -17,12 +17,12 @@ from agentrl.observe.trajectory_store import GroupEnd, TrajectoryStore, read_gro
 from agentrl.render.renderer import Renderer
 from agentrl.rollout.budget import EpisodeLimits
 from agentrl.rollout.env_pool import EnvPool
+from agentrl.rollout.events import RolloutObserver
 from agentrl.rollout.finished_episodes import read_recoverable
 from agentrl.rollout.live import LIVE, LiveScheduler, LiveSessions, first_step_to_read
 from agentrl.rollout.policies import EngineEpisodePolicy
 from agentrl.rollout.runner import EpisodeRunner
 from agentrl.rollout.task_order import TaskSampler
-from agentrl.rollout.waits import RolloutObserver
 from agentrl.serving.scripted import ScriptedEngine
 from agentrl.task import SeedTasks
 

@@ -17,8 +17,9 @@ from agentrl.message import ImagePart, TextPart, user
 from agentrl.reward import EnvironmentReward, Score, Scorer
 from agentrl.rollout.budget import EpisodeLimits
 from agentrl.rollout.episode import _cut_parts
+from agentrl.rollout.events import RolloutObserver
 from agentrl.rollout.turns import derive_seed
-from agentrl.rollout.waits import RolloutObserver, WaitKind, WaitTracker
+from agentrl.rollout.waits import WaitKind, WaitTracker
 from agentrl.serving.scripted import Failure, ScriptedAnswer, ScriptedEngine
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from agentrl.agent_loop import AgentLoop
 from agentrl.errors import Outcome
-from agentrl.rollout.waits import RolloutObserver
+from agentrl.rollout.events import RolloutObserver
 from agentrl.serving.scripted import Failure, ScriptedAnswer, ScriptedEngine
 
 

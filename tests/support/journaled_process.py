@@ -9,10 +9,11 @@ import agentrl
 from agentrl.config.derived import make_agent_loop
 from agentrl.engine import SamplingParams
 from agentrl.rollout.env_pool import EnvPool
+from agentrl.rollout.events import RolloutObserver
 from agentrl.rollout.journal import JournalFolder
 from agentrl.rollout.journal_replay import JournaledEngine, JournaledRunner
 from agentrl.rollout.policies import EngineEpisodePolicy
-from agentrl.rollout.waits import RolloutObserver, WaitTracker
+from agentrl.rollout.waits import WaitTracker
 from agentrl.serving.scripted import ScriptedAnswer, ScriptedEngine
 from agentrl.task import Task
 

@@ -12,7 +12,7 @@ def compute_logprobs(trainer, sequences):
         scored_sequence(s.token_ids, s.loss_mask, s.images, s.routes.experts if policy.replays_routes else None)
         for s in sequences
     ]
-    flat = policy.logprobs(scored, temperature=1.0, pad_id=0)
+    flat = policy.logprobs(scored, temperature=1.0)
     return list(torch.split(flat.logp, [sequence.targets.numel() for sequence in scored]))
 
 

@@ -98,7 +98,7 @@ def gradients(trainers, trajectories):
             return apply(gradient, optimizer)
 
         trainer.watch.apply = record
-    trainers.step(trajectories, temperature=1.0, pad_id=0)
+    trainers.step(trajectories, temperature=1.0)
     return found
 
 
@@ -144,7 +144,7 @@ def test_the_gradient_of_each_adapter_is_that_of_its_own_roles_tokens(model, ada
 def test_an_adapter_whose_roles_were_silent_stays_as_it_is(adapted):
     before = state(adapted["worker"])
     trainers = trainers_of(adapted)
-    report = trainers.step(episodes(roles=("planner",), versions=(0,)), temperature=1.0, pad_id=0)
+    report = trainers.step(episodes(roles=("planner",), versions=(0,)), temperature=1.0)
     assert trainers.versions == {"planner": 1, "worker": 0}
     assert all(torch.equal(value, before[key]) for key, value in state(adapted["worker"]).items())
     assert not any(name.startswith("adapter/worker") for name in report.metrics)
@@ -161,32 +161,32 @@ def test_what_one_adapter_learns_does_not_depend_on_the_others(model, adapted):
         apart[name] = with_adapter(model, LORA, path="base", seed=n)
         apart[name].load_state_dict(adapted[name].state_dict())
     for _ in range(2):
-        together.step(episodes(), temperature=1.0, pad_id=0)
+        together.step(episodes(), temperature=1.0)
     for name, own in apart.items():
         alone = trainers_of({name: own})
         for _ in range(2):
-            alone.step(episodes(), temperature=1.0, pad_id=0)
+            alone.step(episodes(), temperature=1.0)
         for key, tensor in state(own).items():
             assert torch.equal(tensor, adapted[name].state_dict()[key])
 
 
 def test_each_adapter_has_its_own_algorithm(adapted):
     plain = trainers_of(adapted, worker=ALGORITHM.model_copy(update={"entropy_coef": 0.5}))
-    report = plain.step(episodes(), temperature=1.0, pad_id=0)
+    report = plain.step(episodes(), temperature=1.0)
     assert report.metrics["adapter/worker/loss"] < report.metrics["adapter/planner/loss"] - 0.5
 
 
 def test_a_step_that_trains_no_adapter_ends_the_run(adapted):
     with pytest.raises(TrainingError, match="no trajectory of this step can be trained on"):
-        trainers_of(adapted).step(episodes(roles=("judge",), versions=(0,)), temperature=1.0, pad_id=0)
+        trainers_of(adapted).step(episodes(roles=("judge",), versions=(0,)), temperature=1.0)
 
 
 def test_staleness_is_counted_by_adapter(adapted):
     trainers = trainers_of(adapted)
-    trainers.step(episodes(roles=("worker",), versions=(0,)), temperature=1.0, pad_id=0)
+    trainers.step(episodes(roles=("worker",), versions=(0,)), temperature=1.0)
     played = episodes(versions=(0, 0))  # of the worker's second step, and of the planner's first
     assert [one.staleness(9, trainers.versions) for one in played] == [1] * 4
-    metrics = trainers.step(played, temperature=1.0, pad_id=0).metrics
+    metrics = trainers.step(played, temperature=1.0).metrics
     assert (metrics["adapter/planner/staleness/max"], metrics["adapter/worker/staleness/max"]) == (0, 1)
 
 

@@ -45,7 +45,7 @@ def built(config, path, reference=None):
 
 
 def step(trainer, trajectories):
-    metrics = trainer.step(trajectories, temperature=1.0, pad_id=0).metrics
+    metrics = trainer.step(trajectories, temperature=1.0).metrics
     return {name: value for name, value in metrics.items() if not name.endswith(("_s", "seconds"))}
 
 
@@ -99,7 +99,7 @@ def test_pairs_teach_adapters(model, trajectories):
     frozen = {name: p.detach().clone() for name, p in model.named_parameters() if not p.requires_grad}
     seen, pairs = [], make_pairs(trajectories, by="rewards", per_task=1)
     settings = PreferencesConfig(learning_rate=0.02, epochs=4, pairs_per_update=len(pairs), schedule="constant")
-    learn_all(PreferenceLearner(model, pairs, settings, TrainerConfig(), seed=0, pad_id=0), seen.append)
+    learn_all(PreferenceLearner(model, pairs, settings, TrainerConfig(), seed=0), seen.append)
     assert seen[-1].loss < seen[0].loss
     assert all(torch.equal(p, frozen[name]) for name, p in model.named_parameters() if name in frozen)
     merged = ModelWeights(model).weights()

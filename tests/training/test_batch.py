@@ -129,7 +129,7 @@ def test_more_mini_batches_than_groups_of_coupled_episodes_keep_groups_whole(tra
     owners = [{int(batch.episodes.group[batch.sequence_trajectory[i]]) for i in part} for part in parts]
     assert sorted(map(sorted, owners)) == [[0], [1], [2]]
     trainer = Trainer(model, AlgorithmConfig(loss="online_dpo"), TrainerConfig(mini_batches=7), seed=0, max_tokens=100)
-    report = trainer.step(trajectories, temperature=0.8, pad_id=0)
+    report = trainer.step(trajectories, temperature=0.8)
     assert report.metrics["train/updates"] == 3
     assert report.metrics["train/loss"] > 0.1
 

@@ -64,7 +64,7 @@ def windowed(tmp_path_factory):
 def gradients(group, config, trajectories):
     """Numbers of a step, and the gradients of its first update, of which the first moment holds a tenth."""
     parts = group.build(config)
-    numbers = parts.trainer.step(trajectories, temperature=0.9, pad_id=0).metrics
+    numbers = parts.trainer.step(trajectories, temperature=0.9).metrics
     state = parts.trainer._optimizer.named_state()
     moments = {name: value for name, value in state.items() if name.endswith("/exp_avg")}
     packed = parts.trainer._policy.passes.layout.packed

@@ -33,7 +33,7 @@ def trainer_for(model, kind, algorithm=None, *, critic=None, own=None, **setting
 
 
 def run_step(trainer, trajectories):
-    return trainer.step(trajectories, temperature=1.0, pad_id=0)
+    return trainer.step(trajectories, temperature=1.0)
 
 
 def gradients_of_step(model, trajectories, kind, **settings):

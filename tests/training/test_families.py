@@ -43,7 +43,7 @@ def test_every_layout_computes_what_transformers_computes(family):
     expected = torch.cat([by_transformers(tiny_model(family), ids) for ids in sequences])
     assert choose_layout(model, SHARED).share
     for layout in (PADDED, Layout(packed=True), Layout(packed=True, share=2)):
-        found = score(model, [scored(ids) for ids in sequences], temperature=1.0, pad_id=0, layout=layout).logp
+        found = score(model, [scored(ids) for ids in sequences], temperature=1.0, layout=layout).logp
         torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-5)
 
 
@@ -68,7 +68,7 @@ def test_a_step_trains_every_parameter_that_it_reaches(family, trajectories):
     model = tiny_model(family)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     trainer = Trainer(model, AlgorithmConfig(), SHARED, seed=0, max_tokens=100)
-    report = trainer.step(trajectories, temperature=1.0, pad_id=0)
+    report = trainer.step(trajectories, temperature=1.0)
     assert 0 < report.metrics["train/grad_norm"] < float("inf")
     same = [name for name, p in model.named_parameters() if torch.equal(p, before[name])]
     assert same == []
@@ -80,5 +80,5 @@ def test_a_model_from_files_computes_the_same(family, tmp_path):
     model, ids = tiny_model(family), group(1)[0]
     model.save_pretrained(tmp_path)
     loaded = load_model(tmp_path, dtype="float32", device="cpu")
-    found = score(loaded, [scored(ids)], temperature=1.0, pad_id=0).logp
+    found = score(loaded, [scored(ids)], temperature=1.0).logp
     torch.testing.assert_close(found, by_transformers(model, ids), atol=2e-5, rtol=1e-5)

@@ -45,7 +45,7 @@ def expected(model: Any, ids: torch.Tensor) -> torch.Tensor:
 def scores(model: Any, ids: torch.Tensor) -> torch.Tensor:
     wanted = torch.ones(len(ids), dtype=torch.bool)
     wanted[0] = False
-    return score(model, [scored_sequence(ids.numpy(), wanted.numpy())], temperature=1.0, pad_id=0).logp
+    return score(model, [scored_sequence(ids.numpy(), wanted.numpy())], temperature=1.0).logp
 
 
 @torch.no_grad()

@@ -37,7 +37,7 @@ def gradients(model, mode, layout=PACKED):
     """By parameter, and how often attention was computed."""
     choose_layout(model, TrainerConfig())
     with checkpoint_activations(model, enabled=mode), Count() as count:
-        score(model, sequences(), temperature=1.0, pad_id=0, layout=layout).logp.cos().sum().backward()
+        score(model, sequences(), temperature=1.0, layout=layout).logp.cos().sum().backward()
     found = {name: p.grad for name, p in model.named_parameters()}
     model.zero_grad()
     return found, count.attention
@@ -67,7 +67,7 @@ def test_compiled_layers_have_the_same_gradients(mode):
     assert list(model.state_dict()) == names
     choose_layout(model, TrainerConfig())
     with checkpoint_activations(model, enabled=mode):
-        score(model, sequences(), temperature=1.0, pad_id=0, layout=PACKED).logp.cos().sum().backward()
+        score(model, sequences(), temperature=1.0, layout=PACKED).logp.cos().sum().backward()
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(parameter.grad, expected[name], atol=1e-5, rtol=1e-5)
 

@@ -37,7 +37,7 @@ def weights_after(model, trajectories, config, *, steps=0, **settings):
     own = copy.deepcopy(model)
     trainer = trainer_for(own, config, **settings)
     trainer.steps = steps
-    report = trainer.step(trajectories, temperature=1.0, pad_id=0)
+    report = trainer.step(trajectories, temperature=1.0)
     return report, own.state_dict()
 
 
@@ -99,7 +99,7 @@ def test_another_proximal_policy_saves_the_forward_pass(model, trajectories, mon
     trainer = trainer_for(model, AlgorithmConfig(correction={"proximal": proximal}), mini_batches=2)
     calls, score = [], trainer._policy.logprobs
     monkeypatch.setattr(trainer._policy, "logprobs", lambda *given, **how: calls.append(1) or score(*given, **how))
-    trainer.step(trajectories, temperature=1.0, pad_id=0)
+    trainer.step(trajectories, temperature=1.0)
     assert len(calls) == passes
 
 
@@ -110,7 +110,7 @@ def test_kl_in_the_reward_moves_the_return_and_adapts_over_a_resume(model, traje
             parameter.mul_(1.1)
     shaping = {"kl": {"coef": 0.5, "target": 1e-6, "horizon": 70.0}}
     trainer = trainer_for(model, AlgorithmConfig(advantage="reinforce", shaping=shaping), reference=reference)
-    report = trainer.step(trajectories, temperature=1.0, pad_id=0)
+    report = trainer.step(trajectories, temperature=1.0)
     scores = trainer_for(copy.deepcopy(reference), AlgorithmConfig())
     penalty = 0.0
     for sequence in itertools.chain.from_iterable(t.sequences for t in trajectories):
@@ -282,7 +282,7 @@ def test_random_choices_of_a_loss_differ_between_updates_steps_and_seeds_only(mo
         trainer = Trainer(copy.deepcopy(model), config, settings, seed=seed, max_tokens=100)
         trainer.steps = start
         for _ in range(2 - start):
-            trainer.step(trajectories, temperature=1.0, pad_id=0)
+            trainer.step(trajectories, temperature=1.0)
         return list(dict.fromkeys(DRAWS))
 
     once = draws(3)
@@ -322,10 +322,10 @@ def test_an_update_without_a_token_left_changes_nothing(model, trajectories, set
 
 def test_the_optimizers_momentum_does_not_move_weights_without_a_token_left(model, trajectories):
     first = trainer_for(model, AlgorithmConfig())
-    first.step(trajectories, temperature=1.0, pad_id=0)
+    first.step(trajectories, temperature=1.0)
     second = trainer_for(model, AlgorithmConfig(filters={"k1": {"limit": 0.0}}))
     second._optimizer.load_state_dict(first._optimizer.state_dict())
     before = copy.deepcopy(model.state_dict())
-    report = second.step(trajectories, temperature=1.0, pad_id=0)
+    report = second.step(trajectories, temperature=1.0)
     assert report.metrics["train/dropped_share"] == 1.0
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())

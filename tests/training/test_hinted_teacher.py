@@ -23,7 +23,7 @@ def trained(model, trajectories, hints):
     signal, seen = trainer.signals["teacher"], []
     annotate = signal.annotate
     signal.annotate = lambda batch: seen.append(annotate(batch)) or seen[-1]
-    report = trainer.step(trajectories, temperature=0.8, pad_id=0, extras=StepExtras(hints=hints))
+    report = trainer.step(trajectories, temperature=0.8, extras=StepExtras(hints=hints))
     return report, seen[0]
 
 

@@ -142,7 +142,7 @@ def two_updates(model, reference, trajectories, config):
         return update()
 
     trainer._optimizer.update = record
-    return trainer.step(trajectories, temperature=1.0, pad_id=0), seen
+    return trainer.step(trajectories, temperature=1.0), seen
 
 
 def scored(model, trajectories):
@@ -313,7 +313,5 @@ def test_a_loss_with_a_filter_is_the_loss_of_the_kept_tokens_alone(model, played
 @pytest.mark.parametrize("loss", ["flowrl", "gvpo", "online_dpo", "pacs"])
 def test_losses_of_groups_allow_that_every_token_is_rejected(model, trajectories, loss):
     config = AlgorithmConfig(loss=loss, filters={"k1": {"limit": 0.0}})
-    report = Trainer(model, config, TrainerConfig(), seed=0, max_tokens=100).step(
-        trajectories, temperature=0.8, pad_id=0
-    )
+    report = Trainer(model, config, TrainerConfig(), seed=0, max_tokens=100).step(trajectories, temperature=0.8)
     assert (report.metrics["train/dropped_share"], report.metrics["train/loss"]) == (1, 0)

@@ -51,7 +51,7 @@ def gradients(model, sequences, layout, batches=1, checkpointing=False):
     found, model.config._attn_implementation = [], ATTENTION
     with checkpoint_activations(model, enabled=checkpointing):
         for part in parts:
-            scores = score(model, part, temperature=1.0, pad_id=0, layout=layout, entropy_gradient=True)
+            scores = score(model, part, temperature=1.0, layout=layout, entropy_gradient=True)
             owners = torch.cat([torch.full((len(s.targets),), float(len(s))) for s in part])
             ((scores.logp * owners.cos()).exp() + 0.3 * scores.entropy).sum().backward()
             found += torch.split(scores.logp.detach(), [len(s.targets) for s in part])
@@ -205,9 +205,9 @@ def test_long_sequences_do_not_change_the_rotary_positions_of_others():
     model = LlamaForCausalLM(LlamaConfig(**tiny_model("llama").config.to_dict() | {"rope_parameters": longrope})).eval()
     layout = choose_layout(model, TrainerConfig())
     sequences = [scored(torch.arange(n) % 60) for n in (42, 31, 62, 40, 50)]
-    found = ModelRunner(model, RunnerSettings(layout=layout)).logprobs(sequences, temperature=1.0, pad_id=0).logp
+    found = ModelRunner(model, RunnerSettings(layout=layout)).logprobs(sequences, temperature=1.0).logp
     assert layout.micro_batches(sequences) == [[0], [2], [4], [3, 1]]
-    alone = [ModelRunner(model, RunnerSettings()).logprobs([own], temperature=1.0, pad_id=0).logp for own in sequences]
+    alone = [ModelRunner(model, RunnerSettings()).logprobs([own], temperature=1.0).logp for own in sequences]
     torch.testing.assert_close(found, torch.cat(alone), atol=1e-5, rtol=0)
 
 

@@ -56,7 +56,7 @@ def metrics_until_learned(trainer, *, steps, grouped=True):
     found = []
     while len(found) < steps and (len(found) < 3 or mean_of_last(found) <= 0.9):
         episodes = play(trainer.model, generator, grouped=grouped)
-        found.append(trainer.step(episodes, temperature=1.0, pad_id=0).metrics)
+        found.append(trainer.step(episodes, temperature=1.0).metrics)
     return found
 
 

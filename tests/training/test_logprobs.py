@@ -38,7 +38,7 @@ def reference(model, temperature):
 def test_values_and_gradients(model, layout, temperature):
     model.config._attn_implementation = ATTENTION
     weights = torch.linspace(-1, 2, 8)
-    found = score(model, sequences(), temperature=temperature, pad_id=0, layout=layout, entropy_gradient=True)
+    found = score(model, sequences(), temperature=temperature, layout=layout, entropy_gradient=True)
     parameters = list(model.parameters())
     gradients = torch.autograd.grad((weights * found.logp + found.entropy).sum(), parameters)
     logp, entropies = reference(model, temperature)
@@ -51,32 +51,35 @@ def test_values_and_gradients(model, layout, temperature):
 
 def test_temperature_zero_counts_as_one(model):
     with torch.no_grad():
-        zero, one = (score(model, sequences(), temperature=t, pad_id=0).logp for t in (0.0, 1.0))
+        zero, one = (score(model, sequences(), temperature=t).logp for t in (0.0, 1.0))
     assert torch.equal(zero, one)
 
 
 def test_entropy_is_a_measurement_unless_asked(model):
-    assert not score(model, sequences(), temperature=1.0, pad_id=0).entropy.requires_grad
+    assert not score(model, sequences(), temperature=1.0).entropy.requires_grad
 
 
-def test_padding_does_not_matter(model):
-    with torch.no_grad():
-        first, second = (score(model, sequences(), temperature=1.0, pad_id=p).logp for p in (0, 17))
-    assert torch.equal(first, second)
+def test_padding_does_not_matter(model, monkeypatch):
+    found = []
+    for number in (0, 17):
+        monkeypatch.setattr("agentrl.training.forward.sequences.PAD_ID", number)
+        with torch.no_grad():
+            found.append(score(model, sequences(), temperature=1.0).logp)
+    assert torch.equal(*found)
 
 
 @pytest.mark.parametrize("lanes", [1, 2])
 @pytest.mark.parametrize("budget", [1, 7, 22, 1000])
 def test_logprobs_keep_the_order(model, budget, lanes):
     runner = ModelRunner(model, RunnerSettings(layout=Layout(budget=budget), lanes=ThreadWorkers(lanes)))
-    found = runner.logprobs(sequences(), temperature=1.0, pad_id=0)
+    found = runner.logprobs(sequences(), temperature=1.0)
     for scores, wanted in zip((found.logp, found.entropy), reference(model, 1.0), strict=True):
         torch.testing.assert_close(scores, wanted.detach(), atol=1e-6, rtol=1e-5)
 
 
 def test_bias_of_the_head(model):
     model.lm_head.bias = torch.nn.Parameter(torch.linspace(-1, 1, 40))
-    found = score(model, sequences(), temperature=1.0, pad_id=0).logp
+    found = score(model, sequences(), temperature=1.0).logp
     torch.testing.assert_close(found, reference(model, 1.0)[0], atol=1e-6, rtol=1e-5)
 
 
@@ -101,6 +104,6 @@ def test_micro_batches_hold_every_sequence_once_within_the_budget():
 
 def test_pad():
     two = sequences()[:2]
-    assert pad(two, pad_id=0).tolist() == [[5, 6, 7, 8, 9], [3, 4, 0, 0, 0]]
-    assert pad(two, pad_id=1, longest=6).tolist() == [[5, 6, 7, 8, 9, 1], [3, 4, 1, 1, 1, 1]]
+    assert pad(two).tolist() == [[5, 6, 7, 8, 9], [3, 4, 0, 0, 0]]
+    assert pad(two, longest=6).tolist() == [[5, 6, 7, 8, 9, 0], [3, 4, 0, 0, 0, 0]]
     assert [place.tolist() for place in padded_indices(two, 6)] == [[0, 1, 2, 3, 4], [6, 7]]

@@ -54,7 +54,7 @@ class NoTokenizer:
 
 @torch.no_grad()
 def scores(model):
-    return score(model, [SEQUENCE], temperature=1.0, pad_id=0).logp
+    return score(model, [SEQUENCE], temperature=1.0).logp
 
 
 def moved(model, seed=1):
@@ -86,7 +86,7 @@ def trainer_of(model, reference=None, **algorithm):
 
 
 def step(trainer, trajectories):
-    return trainer.step(trajectories, temperature=1.0, pad_id=0)
+    return trainer.step(trajectories, temperature=1.0)
 
 
 def test_adapters_change_nothing_until_they_are_trained():
@@ -237,7 +237,7 @@ def test_a_warm_start_trains_adapters_and_drops_out(trajectories):
         frozen = {name: p.detach().clone() for name, p in model.named_parameters() if not p.requires_grad}
         settings = SFTConfig(tokens_per_update=100, learning_rate=1e-2, epochs=3)
         torch.manual_seed(0)
-        learner = SupervisedLearner(model, trajectories, settings, TrainerConfig(), seed=0, pad_id=0)
+        learner = SupervisedLearner(model, trajectories, settings, TrainerConfig(), seed=0)
         losses.append(learn_all(learner).loss)
         assert all(torch.equal(p, frozen[name]) for name, p in model.named_parameters() if name in frozen)
         assert torch.equal(scores(model), scores(model))

@@ -176,7 +176,7 @@ def step(model, trajectories, config):
     beside = {"critic": critic, "process_reward": judge}
     trainer = Trainer(model, config, TrainerConfig(learning_rate=1e-4, **beside), seed=0, max_tokens=100)
     trainer.steps = 10
-    metrics = trainer.step(trajectories, temperature=1.0, pad_id=0).metrics
+    metrics = trainer.step(trajectories, temperature=1.0).metrics
     assert all(math.isfinite(value) for value in metrics.values())
     assert metrics["train/updates"] == 1
     return metrics["train/grad_norm"]
@@ -235,6 +235,6 @@ def test_trainer_steps_with_an_algorithm_for_one_environment(model, kind, name):
     config = TrainerConfig(learning_rate=1e-4)
     trainer = MixtureTrainer(model, AlgorithmConfig(), config, algorithms=algorithms, seed=0, max_tokens=100)
     extras = StepExtras(environments={"a": "maze", "b": "search"})
-    metrics = trainer.step(trajectories_of(0, "one sequence"), temperature=1.0, pad_id=0, extras=extras).metrics
+    metrics = trainer.step(trajectories_of(0, "one sequence"), temperature=1.0, extras=extras).metrics
     assert metrics["train/grad_norm"] > 1e-6
     assert math.isfinite(metrics["env/maze/train/loss"])

@@ -55,7 +55,7 @@ def measured_peak(model, config):
             memory.count(parameter)
         trainer = Trainer(model, config.algorithm, config.trainer, seed=0, max_tokens=LENGTH)
         for _ in range(2):
-            trainer.step(long_answers(model.config.vocab_size), temperature=1.0, pad_id=0)
+            trainer.step(long_answers(model.config.vocab_size), temperature=1.0)
     return memory.peak
 
 

@@ -33,9 +33,9 @@ def memory_of_a_step(vocabulary, **settings):
         layout = dataclasses.replace(scorer.passes.layout, logits_megabytes=MEGABYTES)
         scorer.passes = dataclasses.replace(scorer.passes, layout=layout)
     trajectories = long_answers(vocabulary)
-    trainer.step(trajectories, temperature=1.0, pad_id=0)
+    trainer.step(trajectories, temperature=1.0)
     with TensorMemory() as memory:
-        trainer.step(trajectories, temperature=1.0, pad_id=0)
+        trainer.step(trajectories, temperature=1.0)
     return model, memory
 
 

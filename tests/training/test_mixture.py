@@ -41,7 +41,7 @@ def gradients(trainer):
 
 def step(trainer, trajectories):
     extras = StepExtras(environments=LABELS)
-    return trainer.step(trajectories, temperature=1.0, pad_id=0, extras=extras)
+    return trainer.step(trajectories, temperature=1.0, extras=extras)
 
 
 def alone(make_model, label, trajectories, config=CONFIG):

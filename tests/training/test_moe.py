@@ -25,7 +25,7 @@ def sequences():
 
 def recorded(balance, model, part, layout):
     with balance.record() as routed:
-        score(model, part, temperature=1.0, pad_id=0, layout=layout)
+        score(model, part, temperature=1.0, layout=layout)
     return routed
 
 
@@ -81,7 +81,7 @@ def test_a_step_with_a_large_weight_balances_the_experts(trajectories):
     model = tiny_model("qwen3_moe")
     config = TrainerConfig(moe={"aux_loss_coef": 10.0}, learning_rate=1e-2, tokens_per_micro_batch=80, lanes=2)
     trainer = Trainer(model, AlgorithmConfig(), config, seed=0, max_tokens=100)
-    steps = [trainer.step(trajectories, temperature=1.0, pad_id=0).metrics["train/moe_max_load"] for _ in range(8)]
+    steps = [trainer.step(trajectories, temperature=1.0).metrics["train/moe_max_load"] for _ in range(8)]
     assert steps[-1] < steps[0]
 
 

@@ -92,7 +92,7 @@ def test_routes_are_followed_with_the_routers_own_gates(family):
     replay = with_replay(model, PADDED).replay
     model.config._attn_implementation = ATTENTION
     for layout in LAYOUTS.values():
-        found = score(model, part, temperature=1.0, pad_id=0, layout=dataclasses.replace(layout, replay=replay))
+        found = score(model, part, temperature=1.0, layout=dataclasses.replace(layout, replay=replay))
         torch.testing.assert_close(found.logp, expected.float(), atol=2e-4, rtol=1e-4)
         found.logp.sum().backward()
         for name, gradient in gradients(model).items():
@@ -101,7 +101,7 @@ def test_routes_are_followed_with_the_routers_own_gates(family):
     gates = [name for name in wanted if name.endswith("gate.weight")]
     assert gates
     assert all(float(wanted[name].abs().max()) > 0 for name in gates)
-    plain = score(model, part, temperature=1.0, pad_id=0)
+    plain = score(model, part, temperature=1.0)
     assert float((plain.logp - expected).detach().abs().max()) > 1e-2
 
 
@@ -119,7 +119,7 @@ def test_layers_that_are_computed_again_take_the_same_routes(mode):
     found = []
     for enabled in (False, mode):
         with checkpoint_activations(model, enabled=enabled):
-            score(model, part, temperature=1.0, pad_id=0, layout=layout).logp.sum().backward()
+            score(model, part, temperature=1.0, layout=layout).logp.sum().backward()
         found.append(gradients(model))
     for name, gradient in found[0].items():
         torch.testing.assert_close(found[1][name], gradient, atol=1e-6, rtol=1e-4)
@@ -141,7 +141,7 @@ def routed(trajectories, model):
 def step(trajectories, **trainer):
     config = TrainerConfig(learning_rate=1e-2, **trainer)
     made = Trainer(tiny_model("qwen3_moe"), AlgorithmConfig(kl_coef=0.1), config, seed=0, max_tokens=100)
-    return made.step(trajectories, temperature=1.0, pad_id=0).metrics
+    return made.step(trajectories, temperature=1.0).metrics
 
 
 def test_a_step_replays_and_says_how_many_routes_differed(trajectories):
@@ -187,7 +187,7 @@ def test_ranks_replay_what_one_does(trajectories, tmp_path, context):
         )
         with group_of(count) as group:
             parts = group.build(config)
-            found.append(parts.trainer.step(trajectories, temperature=1.0, pad_id=0).metrics)
+            found.append(parts.trainer.step(trajectories, temperature=1.0).metrics)
     for name in (
         "train/loss",
         "train/grad_norm",

@@ -65,7 +65,7 @@ NUMBER = 3
 
 def step(model, trajectories, **settings):
     trainer = Trainer(model, AlgorithmConfig(**settings), TrainerConfig(), seed=0, max_tokens=100)
-    return trainer.step(trajectories, temperature=1.0, pad_id=0)
+    return trainer.step(trajectories, temperature=1.0)
 
 
 @pytest.mark.parametrize(

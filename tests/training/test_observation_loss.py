@@ -21,7 +21,7 @@ def gradients_of(model, trajectories, **algorithm):
         return update()
 
     trainer._optimizer.update = spy
-    report = trainer.step(trajectories, temperature=0.8, pad_id=0)
+    report = trainer.step(trajectories, temperature=0.8)
     assert all(p.grad is None for p in trainer.model.parameters())
     return seen, report.metrics
 
@@ -58,6 +58,6 @@ def test_an_update_that_is_left_out_leaves_no_gradient(model, trajectories):
     settings = TrainerConfig(learning_rate=0.5, epochs=4, max_kl=1e-9)
     config = AlgorithmConfig(advantage="reinforce", observation_coef=0.5)
     trainer = Trainer(copy.deepcopy(model), config, settings, seed=0, max_tokens=100)
-    report = trainer.step(trajectories, temperature=1.0, pad_id=0)
+    report = trainer.step(trajectories, temperature=1.0)
     assert report.metrics["train/updates_left_out"] >= 1
     assert all(p.grad is None for p in trainer.model.parameters())

@@ -19,7 +19,7 @@ from agentrl.trajectory import Source, TokenSequence, Turn
 def train(model, pairs, settings, seen=None, **trainer):
     found = [] if seen is None else seen
     trainer = TrainerConfig(**{"max_grad_norm": 1e9, **trainer})
-    return learn_all(PreferenceLearner(model, pairs, settings, trainer, seed=0, pad_id=0), found.append)
+    return learn_all(PreferenceLearner(model, pairs, settings, trainer, seed=0), found.append)
 
 
 def episode_logp(model, trajectory):
@@ -61,7 +61,7 @@ def test_the_gradient_is_that_of_dpo_over_whole_episodes(model, trajectories, gr
         weights[progress.update] = copy.deepcopy(model.state_dict())
 
     config = TrainerConfig(max_grad_norm=1e9, tokens_per_micro_batch=budget)
-    learn_all(PreferenceLearner(model, pairs, settings, config, seed=0, pad_id=0), record)
+    learn_all(PreferenceLearner(model, pairs, settings, config, seed=0), record)
     own = copy.deepcopy(reference)
     for progress, found in zip(seen, gradients, strict=True):
         margins = torch.stack(

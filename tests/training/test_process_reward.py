@@ -22,7 +22,7 @@ def trainer_for(model, models=None, *, judge=None, algorithm=PRIME, **settings):
 
 
 def run_step(trainer, trajectories):
-    return trainer.step(trajectories, temperature=0.7, pad_id=0).metrics
+    return trainer.step(trajectories, temperature=0.7).metrics
 
 
 def changed(model, factor):

@@ -148,7 +148,7 @@ def path(tmp_path_factory):
 
 
 def step(parts, trajectories):
-    return parts.trainer.step(trajectories, temperature=0.9, pad_id=0).metrics
+    return parts.trainer.step(trajectories, temperature=0.9).metrics
 
 
 def weights(parts):
@@ -469,7 +469,7 @@ def test_gradients_that_are_not_finite_are_found_by_all_and_repeated_by_one(path
         parts.trainer.watch.write_dumps(tmp_path, config.model_dump(mode="json"))
         with torch.no_grad():  # of rank 0's shard only
             parts.trainer.model.model.norm.weight.to_local().fill_(math.nan)
-        report = parts.trainer.step(module_trajectories, temperature=1.0, pad_id=0)
+        report = parts.trainer.step(module_trajectories, temperature=1.0)
     assert report.metrics["train/updates_skipped"] == 1
     assert "gradients are not finite in" in report.warnings[0]
     found = repeat_update(read_dump(tmp_path / "step-000001-update-1.pt"))

@@ -22,7 +22,7 @@ def trainer_for(model, *, every=2, reference=None, **algorithm):
 
 
 def run_step(trainer, trajectories):
-    metrics = trainer.step(trajectories, temperature=1.0, pad_id=0).metrics
+    metrics = trainer.step(trajectories, temperature=1.0).metrics
     return {name: metrics[name] for name in ("train/loss", "train/reference_round", "train/grad_norm")}
 
 

@@ -182,7 +182,7 @@ def stepped(model, trajectories, **algorithm):
         seed=0,
         max_tokens=100,
     )
-    report = trainer.step(trajectories, temperature=1.0, pad_id=0)
+    report = trainer.step(trajectories, temperature=1.0)
     return state_of(trainer)["model"], report.metrics
 
 

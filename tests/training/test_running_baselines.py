@@ -40,7 +40,7 @@ def compared(trainer, trajectories, steps=3):
 
     signal.annotate = remember
     for _ in range(steps):
-        trainer.step(trajectories, temperature=1.0, pad_id=0)
+        trainer.step(trajectories, temperature=1.0)
     return found
 
 

@@ -14,7 +14,7 @@ def test_the_norm_is_that_of_the_gradient_by_the_logits(model, trajectories):
     signal, seen = trainer.signals["score_norm"], []
     annotate = signal.annotate
     signal.annotate = lambda batch: seen.append(annotate(batch)) or seen[-1]
-    report = trainer.step(trajectories, temperature=0.7, pad_id=0)
+    report = trainer.step(trajectories, temperature=0.7)
     assert report.metrics["train/updates"] == 1
     (batch,) = seen
     expected = []

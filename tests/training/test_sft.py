@@ -35,7 +35,7 @@ def demonstrations():
 def train(model, demonstrations, *, progress=lambda _: None, budget=8192, seed=0, **settings):
     config = SFTConfig(**{"learning_rate": 1e-2, "tokens_per_update": 60, "schedule": "constant", **settings})
     trainer = TrainerConfig(tokens_per_micro_batch=budget, max_grad_norm=1e9)
-    learner = SupervisedLearner(model, demonstrations, config, trainer, seed=seed, pad_id=0)
+    learner = SupervisedLearner(model, demonstrations, config, trainer, seed=seed)
     return learn_all(learner, progress)
 
 

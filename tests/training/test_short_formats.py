@@ -38,15 +38,15 @@ def gradient_of_step(model, trajectories, **settings):
         return update()
 
     trainer._optimizer.update = record
-    return trainer.step(trajectories, temperature=1.0, pad_id=0), seen
+    return trainer.step(trajectories, temperature=1.0), seen
 
 
 def test_log_probabilities(model, trajectories):
     whole = rounded(model)
     sequences = [scored_sequence(s.token_ids, s.loss_mask) for t in trajectories for s in t.sequences]
     with torch.no_grad():
-        expected = score(whole, sequences, temperature=1.0, pad_id=0).logp
-        found = score(copy.deepcopy(whole).bfloat16(), sequences, temperature=1.0, pad_id=0).logp
+        expected = score(whole, sequences, temperature=1.0).logp
+        found = score(copy.deepcopy(whole).bfloat16(), sequences, temperature=1.0).logp
     apart = (found - expected).abs()
     assert found.dtype == torch.float32
     assert 0 < float(apart.mean()) < LOGP_MEAN

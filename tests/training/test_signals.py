@@ -41,7 +41,7 @@ def gradient_of(trainer, trajectories, **extras):
         return update()
 
     trainer._optimizer.update = spy
-    report = trainer.step(trajectories, temperature=1.0, pad_id=0, extras=StepExtras(**extras))
+    report = trainer.step(trajectories, temperature=1.0, extras=StepExtras(**extras))
     return report, seen
 
 
@@ -127,9 +127,9 @@ def test_the_greedy_return_is_shaped_like_the_others(model, plain, greedy_of):
 def test_a_missing_greedy_rollout_is_an_error_not_a_return_of_0(model, plain, greedy_of):
     trainer = trainer_for(model, AlgorithmConfig(advantage="remax"))
     with pytest.raises(TrainingError, match=r"group b has no greedy rollout with a reward.*1 of 2 groups"):
-        trainer.step(plain, temperature=1.0, pad_id=0, extras=StepExtras(greedy=greedy_of({"a": 1.0})))
+        trainer.step(plain, temperature=1.0, extras=StepExtras(greedy=greedy_of({"a": 1.0})))
     with pytest.raises(TrainingError, match="no greedy_return, expected a greedy rollout of each task"):
-        trainer.step(plain, temperature=1.0, pad_id=0)
+        trainer.step(plain, temperature=1.0)
 
 
 def test_distillation_pulls_the_policy_to_its_teacher(model, plain):
@@ -146,7 +146,7 @@ def test_distillation_pulls_the_policy_to_its_teacher(model, plain):
     assert_same(found, expected_gradient(model, plain, loss))
     before = report.metrics["train/kl_teacher"]
     for _ in range(6):
-        report = trainer.step(plain, temperature=1.0, pad_id=0)
+        report = trainer.step(plain, temperature=1.0)
     assert abs(report.metrics["train/kl_teacher"]) < abs(before) / 2
 
 
@@ -158,7 +158,7 @@ def test_the_teachers_opinion_as_a_reward(model, plain):
         advantage="reinforce", loss="reinforce", correction=OFF, teacher={"path": "any"}, shaping=shaping
     )
     trainer = trainer_for(model, config, teacher=teacher)
-    report = trainer.step(plain, temperature=1.0, pad_id=0)
+    report = trainer.step(plain, temperature=1.0)
     exact = copy.deepcopy(teacher).double()
     penalty = 0.0
     for sequence in (s for t in plain for s in t.sequences):
@@ -241,7 +241,7 @@ def whole_top(model, sequence):
 def test_a_teacher_with_too_small_a_vocabulary_is_refused(model, plain):
     config = AlgorithmConfig(**TOP_K, teacher={"path": "any", "top_k": 41})
     with pytest.raises(UsageError, match="41 most probable tokens cannot be computed: got a vocabulary of 40"):
-        trainer_for(model, config, teacher=teacher_of(model)).step(plain, temperature=1.0, pad_id=0)
+        trainer_for(model, config, teacher=teacher_of(model)).step(plain, temperature=1.0)
 
 
 def whole_logprobs(model, sequence):
@@ -300,9 +300,7 @@ def test_an_experts_tokens_do_not_count_as_a_mismatch_of_trainer_and_engine(mode
         "f", [next(values) if m else float("nan") for m in sequence.loss_mask]
     )
     config = AlgorithmConfig(advantage="reinforce", loss="luffy", expert={}, correction={"mode": "icepop"})
-    report = trainer_for(model, config).step(
-        [own], temperature=1.0, pad_id=0, extras=StepExtras(experts=[as_expert(own)])
-    )
+    report = trainer_for(model, config).step([own], temperature=1.0, extras=StepExtras(experts=[as_expert(own)]))
     assert report.metrics["mismatch/prob_abs_mean"] < 1e-6
     assert report.metrics["mismatch/clip_share"] == report.metrics["train/dropped_share"] == 0
 

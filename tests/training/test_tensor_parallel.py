@@ -81,7 +81,7 @@ def path_of(tmp_path):
 
 
 def step(parts, trajectories):
-    return parts.trainer.step(trajectories, temperature=0.9, pad_id=0).metrics
+    return parts.trainer.step(trajectories, temperature=0.9).metrics
 
 
 def moments(parts):

@@ -69,7 +69,7 @@ def test_groups_of_one_are_refused_where_members_are_compared(model):
 
 
 def run_step(trainer, trajectories, temperature=1.0):
-    return trainer.step(trajectories, temperature=temperature, pad_id=0)
+    return trainer.step(trajectories, temperature=temperature)
 
 
 def gradient_of_step(model, trajectories, config, *, temperature=1.0, **settings):

@@ -91,7 +91,7 @@ def step(trainer, trajectories, **extras):
         return update()
 
     trainer._optimizer.update = spy
-    report = trainer.step(trajectories, temperature=1.0, pad_id=439, extras=StepExtras(**extras))
+    report = trainer.step(trajectories, temperature=1.0, extras=StepExtras(**extras))
     return report, seen[0], gradient
 
 

@@ -39,7 +39,7 @@ def trainer_of(model, config):
 
 
 def run_step(trainer, trajectories):
-    return trainer.step(trajectories, temperature=1.0, pad_id=0)
+    return trainer.step(trajectories, temperature=1.0)
 
 
 def failing_trainer(model, folder, *overrides):

@@ -31,7 +31,7 @@ def test_a_step_adds_the_rewards_to_the_returns(model, trajectories):
     signal, seen = trainer.signals["window_entropy"], []
     annotate = signal.annotate
     signal.annotate = lambda batch: seen.append((batch, annotate(batch))) or seen[-1][1]
-    report = trainer.step(solved, temperature=1.0, pad_id=0)
+    report = trainer.step(solved, temperature=1.0)
     ((before, after),) = seen
     added = after.episodes.returns - before.episodes.returns
     assert report.metrics["ares/reward"] == pytest.approx(float(added.mean()))

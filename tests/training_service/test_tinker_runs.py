@@ -112,8 +112,8 @@ def test_updates_at_the_service_equal_local_ones(
     weights, here = TinkerWeights(client, str(model_folder)), ModelWeights(parts.trainer.model)
     for number in range(4):
         found = episodes(number, *(("buyer", "seller") if number == 3 else ()))
-        remote = there.step(found, temperature=1.0, pad_id=0).metrics
-        own = parts.trainer.step(found, temperature=1.0, pad_id=0).metrics
+        remote = there.step(found, temperature=1.0).metrics
+        own = parts.trainer.step(found, temperature=1.0).metrics
         for name in ("train/loss", "train/grad_norm", "train/learning_rate", "reward/mean", "mismatch/prob_abs_mean"):
             assert remote[name] == pytest.approx(own[name], rel=1e-3, abs=1e-5), name
     before = torch.tensor([-5.7] * 4)

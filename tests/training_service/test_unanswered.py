@@ -88,7 +88,7 @@ def test_updates_without_a_finite_gradient_are_counted(
     norms: list[float | None], updates: int, skipped: int, norm: float | None, tmp_path: Any
 ) -> None:
     trainer = TinkerTrainer(Norms(norms), load_config(None, words(tmp_path, "http://127.0.0.1:1")))
-    metrics = trainer.step(episodes(0), temperature=1.0, pad_id=0).metrics
+    metrics = trainer.step(episodes(0), temperature=1.0).metrics
     assert (metrics["train/updates"], metrics["train/updates_skipped"]) == (updates, skipped)
     assert metrics.get("train/grad_norm") == norm
 

@@ -17,10 +17,10 @@ from agentrl.engine import Generation, StopReason
 from agentrl.errors import EnvironmentFailure, LedgerError, TemplateError
 from agentrl.message import Content, ImagePart, Message, TextPart, system, user
 from agentrl.observe.trajectory_record import trajectory_from_record, trajectory_record
-from agentrl.render.check import check_template
 from agentrl.render.conversation import LedgerConversation
 from agentrl.render.images import images_of, read_pixels
 from agentrl.render.renderer import Renderer
+from agentrl.render.template_check import check_template
 from agentrl.trajectory import Source, Trajectory
 
 from .conftest import Eyes, eyes_of, noise

@@ -84,7 +84,7 @@ def test_scores_of_a_padded_batch_equal_full_passes(eyes: Eyes) -> None:
     sequences = [sequence_of(eyes, (60, 90), (40, 40)), sequence_of(eyes), sequence_of(eyes, (100, 30))]
     scored = [scored_sequence(s.token_ids, s.sources == Source.FORCED, s.images) for s in sequences]
     with torch.no_grad():
-        got = score(eyes.model, scored, temperature=1.0, pad_id=0, image_processor=eyes.images).logp
+        got = score(eyes.model, scored, temperature=1.0, image_processor=eyes.images).logp
         expected = []
         for sequence, one in zip(sequences, scored, strict=True):
             ids = sequence.ids_list()
@@ -99,7 +99,7 @@ def test_gradients_reach_the_vision_tower(eyes: Eyes) -> None:
     sequence = sequence_of(eyes, (60, 60))
     scored = scored_sequence(sequence.token_ids, sequence.sources == Source.FORCED, sequence.images)
     parameters = dict(eyes.model.named_parameters())
-    loss = score(eyes.model, [scored], temperature=1.0, pad_id=0, image_processor=eyes.images).logp.sum()
+    loss = score(eyes.model, [scored], temperature=1.0, image_processor=eyes.images).logp.sum()
     tower = [name for name in parameters if "visual.patch_embed" in name]
     gradients = torch.autograd.grad(loss, [parameters[name] for name in tower])
     assert all(gradient.abs().sum() > 0 for gradient in gradients)
@@ -109,7 +109,7 @@ def test_images_without_a_processor_and_loss_on_images_are_rejected(eyes: Eyes) 
     sequence = sequence_of(eyes, (60, 60))
     scored = scored_sequence(sequence.token_ids, sequence.sources == Source.FORCED, sequence.images)
     with pytest.raises(UsageError, match="cannot read images"):
-        score(eyes.model, [scored], temperature=1.0, pad_id=0)
+        score(eyes.model, [scored], temperature=1.0)
     everything = np.ones(len(sequence), dtype=bool)
     everything[0] = False
     with pytest.raises(LedgerError, match="an image token has a loss"):

@@ -28,8 +28,8 @@ from agentrl.message import Message, user
 from agentrl.observe.files import JsonLinesWriter, read_json_lines
 from agentrl.observe.metrics import TIMING_PREFIX
 from agentrl.remote.chat import ChatService, ServiceSettings, ServiceStatusError
+from agentrl.rollout.events import RolloutCounters, episode_counters
 from agentrl.rollout.judges.verdicts import BOUNDS, UnreadableAnswer, VerdictFormat, without_bounds
-from agentrl.rollout.waits import RolloutCounters, episode_counters
 
 NO_SCHEMA = (400, 415, 422, 501)
 """HTTP statuses with which services reject a ``response_format``."""

@@ -161,7 +161,7 @@ def _range_words(low: float, high: float) -> str:
 class FieldsFormat(VerdictFormat):
     """JSON object with exactly these fields, in this order."""
 
-    def __init__(self, fields: Sequence[VerdictField], *, meaning: str = "") -> None:
+    def __init__(self, fields: Sequence[VerdictField]) -> None:
         self.fields = {field.name: field for field in fields}
         self.schema = {
             "type": "object",
@@ -170,7 +170,7 @@ class FieldsFormat(VerdictFormat):
             "additionalProperties": False,
         }
         rows = "\n".join(f"- {field.words}" for field in fields)
-        self.instructions = f"{meaning}Answer with one JSON object and nothing else. Its fields, in this order:\n{rows}"
+        self.instructions = f"Answer with one JSON object and nothing else. Its fields, in this order:\n{rows}"
 
     def read(self, answer: str) -> Mapping[str, Any]:
         """Return the fields."""

@@ -33,20 +33,19 @@ class LiveScheduler(GroupScheduler):
     Args:
         *parts: Arguments of `GroupScheduler`.
         sessions: The agent loop, which serves the clients.
-        folder: Folder of the run, for the file of ended sessions; ``None`` for no file.
+        folder: Folder of the run, for the file of ended sessions.
         **options: Keyword arguments of `GroupScheduler`.
     """
 
-    def __init__(self, *parts: Any, sessions: AgentLoop, folder: Path | None, **options: Any) -> None:
+    def __init__(self, *parts: Any, sessions: AgentLoop, folder: Path, **options: Any) -> None:
         super().__init__(*parts, **options)
         assert isinstance(sessions, LiveSessions)
         self._sessions = sessions
-        self._log = None if folder is None else JsonLinesWriter(folder / SESSIONS)
-        self._stored_ends = {} if folder is None else _read_ends(folder / SESSIONS)
+        self._log = JsonLinesWriter(folder / SESSIONS)
+        self._stored_ends = _read_ends(folder / SESSIONS)
         self._dropped = 0
         """Number of rewarded sessions that became too stale before a batch took them."""
         self._reported: Counter[str] = Counter()
-        self._stale_reward: float | None = None
 
     async def start(self) -> None:
         """Let clients connect.
@@ -95,8 +94,6 @@ class LiveScheduler(GroupScheduler):
         self._sessions.finish(group.task.id, end)
 
     def _write_end(self, group: Group, end: SessionEnd) -> None:
-        if self._log is None:
-            return
         (episode,) = group.trajectories
         record = {"session": group.task.id, "end": end, "time": time.time(), "version": self.version}
         record["opened"] = group.start_version
@@ -187,8 +184,7 @@ class LiveScheduler(GroupScheduler):
         await super().close()
         self._sessions.abandon_all()
         await self._sessions.close()
-        if self._log is not None:
-            self._log.close()
+        self._log.close()
 
 
 _REFUSED_COUNTS = {

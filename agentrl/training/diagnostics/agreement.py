@@ -26,7 +26,7 @@ class Agreement:
 
 @torch.no_grad()
 def measure_agreement(
-    model: PreTrainedModel, sequences: Iterable[TokenSequence], *, temperature: float, pad_id: int, most_tokens: int
+    model: PreTrainedModel, sequences: Iterable[TokenSequence], *, temperature: float, most_tokens: int
 ) -> Agreement | None:
     """Compare engine and trainer on recorded sequences.
 
@@ -34,7 +34,6 @@ def measure_agreement(
         model: The trainer's model.
         sequences: Sequences with the engine's log-probabilities.
         temperature: Sampling temperature.
-        pad_id: Any id of the vocabulary.
         most_tokens: Number of compared tokens after which the comparison stops.
 
     Returns:
@@ -47,7 +46,7 @@ def measure_agreement(
         if compared >= most_tokens or not sampled.any():
             continue
         scored = scored_sequence(sequence.token_ids, sampled)
-        pi.append(score(model, [scored], temperature=temperature, pad_id=pad_id).logp.exp().cpu())
+        pi.append(score(model, [scored], temperature=temperature).logp.exp().cpu())
         mu.append(torch.from_numpy(sequence.logprobs[sampled]).exp())
         compared += int(sampled.sum())
     if not compared:

@@ -246,7 +246,6 @@ def _batch(state: Mapping[str, Any], values: Mapping[str, Any], config: Config) 
         teacher=teacher,
         needs_forward=state["reads"],
         temperature=state["temperature"],
-        pad_id=state["pad_id"],
     )
 
 

@@ -101,13 +101,12 @@ class Layout:
         self,
         model: PreTrainedModel,
         sequences: Sequence[ScoredSequence],
-        pad_id: int,
         image_processor: ImageReader | None,
     ) -> torch.Tensor:
         """Compute the hidden states that predict the targets of a micro-batch: [targets, width]."""
         device = model.device
         if not self.packed:
-            input_ids = pad(sequences, pad_id)
+            input_ids = pad(sequences)
             indices = padded_indices(sequences, input_ids.shape[1])
             options = self._routes(sequences, indices, input_ids.shape, device)
             images = tuple(sequence.images for sequence in sequences)
@@ -125,7 +124,7 @@ class Layout:
         return cast("torch.Tensor", output.last_hidden_state[0, _predicting(sequences, row.indices).to(device)])
 
     def shared_hidden_states(
-        self, model: PreTrainedModel, sequences: Sequence[ScoredSequence], pad_id: int, context: ContextGroup
+        self, model: PreTrainedModel, sequences: Sequence[ScoredSequence], context: ContextGroup
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute rows that several ranks share.
 
@@ -133,13 +132,13 @@ class Layout:
             This rank's hidden states, in the order of targets, and the rank of each target, int64 [targets].
         """
         if self.packed:
-            row = pack(sequences, share=self.share).pad(context.padded_length, pad_id)
+            row = pack(sequences, share=self.share).pad(context.padded_length)
             ids, depths = row.input_ids[None], row.depths[None]
             attention: Attention = AttentionTree(row, model.device)
             indices = row.indices
         else:
             longest = context.padded_length(max(len(sequence) for sequence in sequences))
-            ids, attention = pad(sequences, pad_id, longest=longest), PaddedAttention()
+            ids, attention = pad(sequences, longest=longest), PaddedAttention()
             depths = torch.arange(longest).expand_as(ids)
             indices = padded_indices(sequences, longest)
         at = _predicting(sequences, indices)
@@ -258,12 +257,12 @@ def _difference(model: PreTrainedModel) -> str | None:
         for own in (ids, torch.cat([ids[:9], ids[:5]]), ids.flip(0))
     ]
     with short_windows(model):
-        expected = within_forward(model, Layout().hidden_states, sequences, 0, None)
+        expected = within_forward(model, Layout().hidden_states, sequences, None)
     before = model.config._attn_implementation
     model.config._attn_implementation = ATTENTION
     try:
         with short_windows(model):
-            found = within_forward(model, Layout(packed=True, share=2).hidden_states, sequences, 0, None)
+            found = within_forward(model, Layout(packed=True, share=2).hidden_states, sequences, None)
     except (TypeError, UsageError) as error:
         model.config._attn_implementation = before
         return f"its layers do not pass arguments to attention ({error})"
@@ -289,7 +288,7 @@ def with_replay(model: PreTrainedModel, layout: Layout) -> Layout:
     routes = torch.arange(chosen, dtype=torch.uint8).repeat(_TRIED_TOKENS, layers)
     sequence = ScoredSequence(input_ids=ids, positions=targets, targets=targets, routes=routes)
     with replay.count_differences() as count:
-        within_forward(model, Layout(replay=replay).hidden_states, [sequence], 0, None)
+        within_forward(model, Layout(replay=replay).hidden_states, [sequence], None)
     reshard(model)
     if [differing.numel() for differing in count.differing] != [_TRIED_TOKENS] * layers:
         raise ConfigError(

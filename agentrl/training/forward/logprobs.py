@@ -207,7 +207,6 @@ def score(
     sequences: Sequence[ScoredSequence],
     *,
     temperature: float,
-    pad_id: int,
     layout: Layout = PADDED,
     entropy_gradient: bool = False,
     image_processor: ImageReader | None = None,
@@ -220,7 +219,6 @@ def score(
         model: A causal language model.
         sequences: At least one sequence.
         temperature: Divisor of the logits; 0 counts as 1, as in engines (see `agentrl.engine`).
-        pad_id: Any id of the vocabulary.
         layout: Layout of the sequences in the forward pass, and memory of the logits that exist at once.
         entropy_gradient: True to let gradients flow through the entropy.
         image_processor: Image processor; required if sequences contain images.
@@ -232,9 +230,9 @@ def score(
         targets = torch.cat([sequence.targets for sequence in sequences]).to(model.device)
         owner = None
         if layout.context is None:
-            hidden = layout.hidden_states(model, sequences, pad_id, image_processor)
+            hidden = layout.hidden_states(model, sequences, image_processor)
         else:
-            hidden, owner = layout.shared_hidden_states(model, sequences, pad_id, layout.context)
+            hidden, owner = layout.shared_hidden_states(model, sequences, layout.context)
             targets = targets[owner == layout.context.rank]
         head = model.get_output_embeddings()
         inputs, weight = head_product(head, hidden)
@@ -283,7 +281,6 @@ def top_token_scores(
     *,
     top_k: int,
     temperature: float,
-    pad_id: int,
     layout: Layout,
     image_processor: ImageReader | None,
 ) -> torch.Tensor:
@@ -294,7 +291,7 @@ def top_token_scores(
     """
     targets = torch.cat([sequence.targets for sequence in sequences]).to(model.device)
     head = model.get_output_embeddings()
-    hidden, weight = head_product(head, layout.hidden_states(model, sequences, pad_id, image_processor))
+    hidden, weight = head_product(head, layout.hidden_states(model, sequences, image_processor))
     cap = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
     chunk = chunk_tokens(weight.shape[0], layout.logits_megabytes)
     found = []

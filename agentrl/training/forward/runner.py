@@ -109,7 +109,7 @@ class ModelRunner:
     """Runner of a model over sequences.
 
         runner = make_runner(model, config.trainer)
-        scores = runner.logprobs(sequences, temperature=1.0, pad_id=0)     # no gradient
+        scores = runner.logprobs(sequences, temperature=1.0)               # no gradient
         runner.forward_backward(sequences, loss)                           # adds to the parameters' gradients
 
     Args:
@@ -146,7 +146,7 @@ class ModelRunner:
         return score(self.model, part, layout=passes.layout, image_processor=passes.image_processor, **options)
 
     def hidden_states(
-        self, part: Sequence[ScoredSequence], pad_id: int
+        self, part: Sequence[ScoredSequence]
     ) -> tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]:
         """Compute the hidden states that predict the target tokens of one micro-batch: [targets, width].
 
@@ -156,22 +156,22 @@ class ModelRunner:
         """
         layout, images = self.passes.layout, self.passes.image_processor
         if (context := layout.context) is None:
-            return within_forward(self.model, layout.hidden_states, part, pad_id, images), lambda numbers: numbers
-        hidden, owner = within_forward(self.model, layout.shared_hidden_states, part, pad_id, context)
+            return within_forward(self.model, layout.hidden_states, part, images), lambda numbers: numbers
+        hidden, owner = within_forward(self.model, layout.shared_hidden_states, part, context)
         return hidden, lambda numbers: context.gather_columns(numbers[None], owner)[0]
 
-    def logprobs(self, sequences: Sequence[ScoredSequence], *, temperature: float, pad_id: int) -> TokenScores:
+    def logprobs(self, sequences: Sequence[ScoredSequence], *, temperature: float) -> TokenScores:
         """Score the target tokens of all sequences, in order, without gradients; every rank gets all results."""
 
         def compute(part: Sequence[ScoredSequence]) -> torch.Tensor:
-            scores = self.score(part, temperature=temperature, pad_id=pad_id)
+            scores = self.score(part, temperature=temperature)
             return torch.stack([scores.logp, scores.entropy])
 
         logp, entropy = self.forward(sequences, compute, rows=2)
         return TokenScores(logp=logp, entropy=entropy)
 
     def top_logprobs(
-        self, sequences: Sequence[ScoredSequence], *, top_k: int | None, temperature: float, pad_id: int
+        self, sequences: Sequence[ScoredSequence], *, top_k: int | None, temperature: float
     ) -> TeacherLogprobs:
         """Score the target tokens like `logprobs`, and the model's `top_k` most probable tokens at each position.
 
@@ -179,7 +179,7 @@ class ModelRunner:
             UsageError: the vocabulary is too small or too large, or ranks share rows.
         """
         if top_k is None:
-            return TeacherLogprobs(logp=self.logprobs(sequences, temperature=temperature, pad_id=pad_id).logp)
+            return TeacherLogprobs(logp=self.logprobs(sequences, temperature=temperature).logp)
         layout, vocabulary = self.passes.layout, self.model.get_output_embeddings().weight.shape[0]
         if not top_k <= vocabulary <= MAX_EXACT_ID or layout.context is not None:
             raise UsageError(
@@ -195,7 +195,6 @@ class ModelRunner:
                 part,
                 top_k=top_k,
                 temperature=temperature or 1.0,
-                pad_id=pad_id,
                 layout=layout,
                 image_processor=self.passes.image_processor,
             )
@@ -235,13 +234,13 @@ class ModelRunner:
         return ranks.fill_missing(torch.cat([found.get(i, unknown[i]) for i in range(len(sequences))], dim=1))
 
     def backward_logprobs(
-        self, sequences: Sequence[ScoredSequence], by_logp: torch.Tensor, *, temperature: float, pad_id: int
+        self, sequences: Sequence[ScoredSequence], by_logp: torch.Tensor, *, temperature: float
     ) -> None:
         """Add the gradient of a loss, given its derivative with respect to each log-probability: [targets]."""
         slopes = torch.split(by_logp.float().to(self.model.device), [s.targets.numel() for s in sequences])
 
         def loss(indices: list[int], _: SumsByName) -> torch.Tensor:
-            scores = self.score([sequences[i] for i in indices], temperature=temperature, pad_id=pad_id)
+            scores = self.score([sequences[i] for i in indices], temperature=temperature)
             return (torch.cat([slopes[i] for i in indices]) * scores.logp).sum()
 
         self.forward_backward(sequences, loss)

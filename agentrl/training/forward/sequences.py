@@ -27,6 +27,8 @@ from agentrl.errors import LedgerError
 from agentrl.message.image import PlacedImage
 from agentrl.models.routed_experts import RoutedExperts
 
+PAD_ID = 0
+"""Id of the tokens that only fill rows; results do not depend on it."""
 _Ids = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 
@@ -149,13 +151,13 @@ def _pad_batches(order: Sequence[int], lengths: Sequence[int], budget: int) -> l
     return batches
 
 
-def pad(sequences: Sequence[ScoredSequence], pad_id: int, *, longest: int | None = None) -> torch.Tensor:
+def pad(sequences: Sequence[ScoredSequence], *, longest: int | None = None) -> torch.Tensor:
     """Pad the ids of sequences on the right, for which causal attention needs no mask: int64 [sequences, longest].
 
     By default, `longest` is the length of the longest sequence.
     """
     longest = longest or max(len(sequence) for sequence in sequences)
-    input_ids = torch.full((len(sequences), longest), pad_id)
+    input_ids = torch.full((len(sequences), longest), PAD_ID)
     for row, sequence in enumerate(sequences):
         input_ids[row, : len(sequence)] = sequence.input_ids
     return input_ids
@@ -195,14 +197,14 @@ class PackedRow:
             ends[node.start : node.end] = node.last
         return ends
 
-    def pad(self, length: Callable[[int], int], pad_id: int) -> PackedRow:
+    def pad(self, length: Callable[[int], int]) -> PackedRow:
         """Append unused tokens up to the length that `length` computes from the row's length."""
         tokens = self.input_ids.numel()
         more = length(tokens) - tokens
         if more == 0:
             return self
         return PackedRow(
-            input_ids=torch.cat([self.input_ids, torch.full((more,), pad_id)]),
+            input_ids=torch.cat([self.input_ids, torch.full((more,), PAD_ID)]),
             depths=torch.cat([self.depths, torch.arange(more)]),
             nodes=(*self.nodes, PrefixNode(tokens, tokens + more, tokens + more)),
             indices=self.indices,

@@ -82,7 +82,7 @@ class Critic(TokenSignal):
 
     def annotate(self, batch: StepBatch) -> StepBatch:
         """Add the critic's values for the advantage estimator."""
-        values = self.values(batch.sequences, batch.pad_id).cpu().double()
+        values = self.values(batch.sequences).cpu().double()
         return dataclasses.replace(batch, episodes=dataclasses.replace(batch.episodes, values=values))
 
     def train(self, batch: StepBatch, estimate: Estimate, *, policy_learns: bool) -> CriticStep | None:
@@ -110,18 +110,16 @@ class Critic(TokenSignal):
         """Return the state with the weights, moments and numbers of updates."""
         return self
 
-    def micro_batch_values(
-        self, sequences: Sequence[ScoredSequence], pad_id: int, *, trains_trunk: bool = True
-    ) -> torch.Tensor:
+    def micro_batch_values(self, sequences: Sequence[ScoredSequence], *, trains_trunk: bool = True) -> torch.Tensor:
         """Compute V before each target token of a micro-batch, sequence after sequence: float32 [targets]."""
         with torch.set_grad_enabled(torch.is_grad_enabled() and trains_trunk):
-            hidden, collected = self.runner.hidden_states(sequences, pad_id)
+            hidden, collected = self.runner.hidden_states(sequences)
         values: torch.Tensor = self.head(hidden)
         return collected(values)
 
-    def values(self, sequences: Sequence[ScoredSequence], pad_id: int) -> torch.Tensor:
+    def values(self, sequences: Sequence[ScoredSequence]) -> torch.Tensor:
         """Compute the values of any number of sequences, without gradients, on all ranks: float32 [targets]."""
-        return self.runner.forward(sequences, lambda part: self.micro_batch_values(part, pad_id)[None], rows=1)[0]
+        return self.runner.forward(sequences, lambda part: self.micro_batch_values(part)[None], rows=1)[0]
 
     def named_state(self) -> dict[str, torch.Tensor]:
         """Return weights, moments and numbers of updates by name: ``head/…``, and ``trunk/…`` for its own model."""
@@ -249,9 +247,7 @@ class CriticStep:
 
     def _own_loss(self, indices: list[int], tally: SumsByName) -> torch.Tensor:
         critic, sequences = self._critic, [self._batch.sequences[i] for i in indices]
-        values = critic.micro_batch_values(
-            sequences, self._batch.pad_id, trains_trunk=critic.trunk_optimizer is not None
-        )
+        values = critic.micro_batch_values(sequences, trains_trunk=critic.trunk_optimizer is not None)
         where = self._batch.token_index(indices).to(values.device)
         return self._targets.loss(values, where, self._weights, tally)
 

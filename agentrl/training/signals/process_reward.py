@@ -97,18 +97,18 @@ class ProcessRewardModel(TokenSignal):
         """Return the state with the weights, moments and number of updates."""
         return self
 
-    def logp(self, sequences: Sequence[ScoredSequence], pad_id: int) -> torch.Tensor:
+    def logp(self, sequences: Sequence[ScoredSequence]) -> torch.Tensor:
         """Compute log pi_rm of the target tokens, on all ranks: float64 [targets] on the CPU."""
-        return _logp(self._now, sequences, pad_id)
+        return _logp(self._now, sequences)
 
-    def start_logp(self, sequences: Sequence[ScoredSequence], pad_id: int) -> torch.Tensor:
+    def start_logp(self, sequences: Sequence[ScoredSequence]) -> torch.Tensor:
         """Compute log pi_ref of the target tokens, on all ranks: float64 [targets] on the CPU."""
-        return _logp(self._start, sequences, pad_id)
+        return _logp(self._start, sequences)
 
-    def descend(self, sequences: Sequence[ScoredSequence], by_logp: torch.Tensor, pad_id: int) -> Update:
+    def descend(self, sequences: Sequence[ScoredSequence], by_logp: torch.Tensor) -> Update:
         """Take an optimizer step on a loss, given its derivatives with respect to log pi_rm: [targets]."""
         with checkpoint_activations(self.model, enabled=self._now.passes.recompute):
-            self._now.backward_logprobs(sequences, by_logp, temperature=TEMPERATURE, pad_id=pad_id)
+            self._now.backward_logprobs(sequences, by_logp, temperature=TEMPERATURE)
         return self.optimizer.update()
 
     def named_state(self) -> dict[str, torch.Tensor]:
@@ -135,8 +135,8 @@ class ProcessRewardModel(TokenSignal):
         self.optimizer.restore_weights()
 
 
-def _logp(model: ModelRunner, sequences: Sequence[ScoredSequence], pad_id: int) -> torch.Tensor:
-    return model.logprobs(sequences, temperature=TEMPERATURE, pad_id=pad_id).logp.cpu().double()
+def _logp(model: ModelRunner, sequences: Sequence[ScoredSequence]) -> torch.Tensor:
+    return model.logprobs(sequences, temperature=TEMPERATURE).logp.cpu().double()
 
 
 def _start(
@@ -158,13 +158,13 @@ class _ProcessRewardStep:
         above = model.config.success_above
         rewards = [above if t.reward is None else t.reward for t in batch.trajectories]
         self._success = exceeds(torch.tensor(rewards, dtype=torch.float64), above)
-        self._start_logp = model.start_logp(batch.sequences, batch.pad_id)
+        self._start_logp = model.start_logp(batch.sequences)
         self._tally = SumsByName()
         self._updates: list[Update] = []
 
     def rewards(self) -> torch.Tensor:
         """Compute the reward beta log(pi_rm / pi_ref) of each token with the current weights: float64 [tokens]."""
-        logp = self._model.logp(self._batch.sequences, self._batch.pad_id)
+        logp = self._model.logp(self._batch.sequences)
         return implicit_reward(logp, self._start_logp, beta=self._model.config.beta)
 
     def learn(self) -> None:
@@ -180,7 +180,7 @@ class _ProcessRewardStep:
         """
         sequences, index = [self._batch.sequences[i] for i in part], self._batch.token_index(part)
         members, episode = torch.unique(self._batch.owners.trajectory[index], return_inverse=True)
-        logp = self._model.logp(sequences, self._batch.pad_id).requires_grad_()
+        logp = self._model.logp(sequences).requires_grad_()
         answers = ScoredAnswers(
             rm_logp=logp, reference_logp=self._start_logp[index], episode=episode, success=self._success[members]
         )
@@ -188,7 +188,7 @@ class _ProcessRewardStep:
         self._tally.add("process_reward/loss", losses)
         self._tally.add("process_reward/accuracy", losses < UNDECIDED)
         (by_logp,) = torch.autograd.grad(losses.mean(), logp)
-        self._updates.append(self._model.descend(sequences, by_logp, self._batch.pad_id))
+        self._updates.append(self._model.descend(sequences, by_logp))
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics of the updates, each measured before the update."""

@@ -67,7 +67,7 @@ class ReferenceModel(TokenSignal):
         """Add the reference's log-probabilities, and the KL to it in the rewards, if configured."""
         if self._every:
             self._refresh(batch.step_version)
-        logp = self.runner.logprobs(batch.sequences, temperature=batch.temperature, pad_id=batch.pad_id).logp
+        logp = self.runner.logprobs(batch.sequences, temperature=batch.temperature).logp
         episodes, kl = batch.episodes, self._shaping.kl
         if kl is not None:
             reference = logp.cpu()

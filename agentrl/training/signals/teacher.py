@@ -116,9 +116,7 @@ class TeacherModel(TokenSignal):
             teacher = _served_logprobs(batch, self._device)
         else:
             sequences = _with_hints(batch) if self._hinted else batch.sequences
-            teacher = self._runner.top_logprobs(
-                sequences, top_k=self._top_k, temperature=batch.temperature, pad_id=batch.pad_id
-            )
+            teacher = self._runner.top_logprobs(sequences, top_k=self._top_k, temperature=batch.temperature)
         return dataclasses.replace(with_teacher_reward(batch, self._shaping, teacher), teacher=teacher)
 
     def metrics(self) -> dict[str, float]:
@@ -149,7 +147,7 @@ class TeacherModel(TokenSignal):
         ]
         if not sequences:
             return [np.empty(0, np.float32) for _ in translations]
-        logp = self._runner.logprobs(sequences, temperature=batch.temperature, pad_id=0).logp.cpu().numpy()
+        logp = self._runner.logprobs(sequences, temperature=batch.temperature).logp.cpu().numpy()
         return np.split(logp, np.cumsum([one.scored_groups.size for one in translations])[:-1])
 
 

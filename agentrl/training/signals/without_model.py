@@ -224,7 +224,6 @@ class ScoreNorm(TokenSignal):
             batch.sequences,
             top_k=min(PROBABLE_TOKENS, vocabulary),
             temperature=batch.temperature,
-            pad_id=batch.pad_id,
         )
         assert found.top_logp is not None
         norm = 1 - 2 * found.logp.exp() + (2 * found.top_logp).exp().sum(-1)
@@ -249,7 +248,7 @@ class WindowEntropy(TokenSignal):
         """Add the shaping's rewards to the last token of each episode."""
         shaping, episodes = self._shaping.entropy, batch.episodes
         assert shaping is not None
-        entropy = self._policy.logprobs(batch.sequences, temperature=batch.temperature, pad_id=batch.pad_id).entropy
+        entropy = self._policy.logprobs(batch.sequences, temperature=batch.temperature).entropy
         owner, count = episodes.token_episode, episodes.returns.numel()
         found = shaping.count(entropy.cpu(), episodes.token_turn, owner, count)
         right = torch.tensor([success_of(trajectory) > 0.5 for trajectory in batch.trajectories])
@@ -310,7 +309,7 @@ class _ObservationStep:
 
         def loss(indices: list[int], tally: SumsByName) -> torch.Tensor:
             own = [sequences[i] for i in indices]
-            scores = self._policy.score(own, temperature=1.0, pad_id=self._batch.pad_id)
+            scores = self._policy.score(own, temperature=1.0)
             tally.add("train/observation_loss", -scores.logp)
             return -share * scores.logp.sum()
 

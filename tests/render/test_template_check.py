@@ -8,8 +8,8 @@ from support.tokenizers import build_tokenizer
 from agentrl.errors import TemplateError
 from agentrl.message import Role
 from agentrl.render import trial
-from agentrl.render.check import check_template
 from agentrl.render.renderer import Renderer
+from agentrl.render.template_check import check_template
 from agentrl.render.trial import EndlessTemplate
 
 TOOL = {

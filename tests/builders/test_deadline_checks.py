@@ -5,7 +5,7 @@ import re
 import pytest
 
 from agentrl.builders.checks import check_training
-from agentrl.builders.deadlines import check_deadlines, check_staleness
+from agentrl.builders.deadline_checks import check_deadlines, check_staleness
 from agentrl.config import dump_config, load_config
 from agentrl.errors import ConfigError
 
