@@ -241,6 +241,7 @@ def test_a_run_that_ends_by_itself_must_say_why(tmp_path: Path, program: str, is
         (-15, "SIGTERM", "stopping", False),
         (1, "", f"{TRACEBACK} of a worker\nerror: the run failed", True),
         (1, "", f"error: OSError: x\n{UNEXPECTED}", False),
+        (1, "", f"error: x\n{TRACEBACK}\n    print('error: x'); raise ValueError", False),  # as of Python 3.13
         (-11, "", "error: x", False),
     ],
 )

@@ -137,7 +137,7 @@ async def test_commands_that_cannot_be_started_say_why():
         assert (broken.exit_code, b"surrogates not allowed" in broken.stderr) == (126, True)
         for command in ("echo a\0b", ["a\0b"]):
             null = await sandbox.exec(command)
-            assert (null.exit_code, null.stderr) == (126, b"embedded null byte\n")
+            assert (null.exit_code, b"embedded null" in null.stderr) == (126, True)
         for command, env in (([], {}), ("true", {"A=B": "c"}), ("true", {"A": "\0"})):
             with pytest.raises(UsageError, match="a command is invalid"):
                 await sandbox.exec(command, env=env)

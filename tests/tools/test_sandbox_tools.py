@@ -46,7 +46,7 @@ async def test_shell_commands_say_how_they_ended(desk):
         assert await tools.text("bash", command="true") == "[no output]"
         assert await tools.text("bash", command="echo begun; sleep 60") == "begun\n[killed after 2 s]"
         assert await tools.text("bash", command="printf '%s' \"it's\"") == "it's"
-        assert await tools.text("bash", command="echo a\0b") == "embedded null byte\n[exit code 126]"
+        assert "embedded null" in await tools.text("bash", command="echo a\0b")
         long = await tools.text("bash", command=f": {'x' * 200_000}")
         assert long == "/bin/sh: Argument list too long\n[exit code 126]"
 

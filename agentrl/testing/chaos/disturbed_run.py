@@ -491,7 +491,7 @@ class DisturbedRun:
 
 def is_clear_end(code: int, signals: str, text: str) -> bool:
     """Return True if a process succeeded, was ended by signals, or ended with an error message in its output."""
-    _, error, after = text.rpartition("error: ")
+    _, error, after = f"\n{text}".rpartition("\nerror: ")  # a traceback may quote it within a line
     has_message = (
         bool(error) and UNEXPECTED not in text and TRACEBACK not in after
     )  # a worker's traceback may come first
