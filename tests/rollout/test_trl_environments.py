@@ -15,7 +15,6 @@ import pytest
 from pydantic import BaseModel, Field
 
 import agentrl
-from agentrl.builders.rewards import check_rewards
 from agentrl.config import load_config
 from agentrl.config.environment import EnvironmentConfig
 from agentrl.env import Isolation
@@ -404,6 +403,8 @@ def test_a_reward_that_is_only_annotated_counts_in_each_version_of_python():
 
 
 def test_a_class_without_any_reward_needs_a_reward_function():
+    from agentrl.builders.rewards import check_rewards  # slow; worker processes import this file
+
     words = [f"environment={__name__}:Unpaid", "environment.split=train"]
     with pytest.raises(ConfigError, match=r"Unpaid does not give rewards.*or get_reward\(\) or the attribute reward"):
         check_rewards(load_config(None, words))
