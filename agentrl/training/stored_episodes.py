@@ -2,15 +2,14 @@
 
 Pairs for preference training may also come from a file of conversations, whose assistant messages are compared. A row
 is ``{"prompt": […], "chosen": […], "rejected": […], "tools": […]}``, each a list of messages; without ``prompt``, both
-conversations are whole.
+conversations are whole. Three texts, as in TRL's standard format, are a message of the user and two answers.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from pathlib import Path
-from typing import Any
 
 from agentrl.config import load_config
 from agentrl.config.algorithm import PreferencesConfig
@@ -29,7 +28,7 @@ from agentrl.training.preferences import Pair, make_pairs
 from agentrl.trajectory import Trajectory
 
 SIDES = ("chosen", "rejected")
-PAIR = '{"prompt": […], "chosen": […], "rejected": […]}, each a list of messages'
+PAIR = '{"prompt": …, "chosen": …, "rejected": …}, each a list of messages, or each a text'
 """Row of a file of pairs."""
 _KTO = {"completion", "label"}
 NO_KTO = (
@@ -309,18 +308,16 @@ def _before_answer(chat: Chat) -> list[Message]:
 
 
 def _side(row: Row, side: str) -> Chat:
-    prompt, own = (_messages(row.values, name) for name in ("prompt", side))
-    if not own:
+    prompt, own = (message_rows(row.values.get(name)) for name in ("prompt", side))
+    if isinstance(prompt, str) and isinstance(own, str):
+        prompt, own = [{"role": "user", "content": prompt}], [{"role": "assistant", "content": own}]
+    if not own or not isinstance(own, list):
         raise UsageError(
             f"{row.location} is not a pair of conversations",
             got=f"the columns {', '.join(row.columns)}",
             expected=PAIR,
             hint=NO_KTO if set(row.columns) >= _KTO else None,
         )
-    values = {"messages": [*prompt, *own], "tools": row.values.get("tools")}
+    before = prompt if isinstance(prompt, list) else []  # UltraFeedback repeats the messages of a prompt that is a text
+    values = {"messages": [*before, *own], "tools": row.values.get("tools")}
     return chat_of(Row(location=row.location, values=values, number=row.number))
-
-
-def _messages(values: Mapping[str, Any], name: str) -> list[Any]:
-    found = message_rows(values.get(name))
-    return found if isinstance(found, list) else []

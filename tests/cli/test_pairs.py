@@ -12,9 +12,14 @@ from typing import Any
 import pytest
 import yaml
 
+from agentrl.builders.models import build_renderer
+from agentrl.config import load_config
+from agentrl.errors import UsageError
 from agentrl.observe.metrics import read_metrics
 from agentrl.observe.model_folder import find_model
 from agentrl.observe.trajectory_store import TrajectoryStore, read_trajectories
+from agentrl.render.tokenizers import load_tokenizer
+from agentrl.training.stored_episodes import check_pair_tokens, read_preference_pairs
 
 Cli = Callable[..., Any]
 QUICK = ("preferences={epochs: 2, pairs_per_update: 2}", "trackers=[]")
@@ -152,6 +157,41 @@ def test_a_file_of_pairs_and_a_model_need_no_config(agentrl: Cli, trained_run: P
         2,
         True,
     )
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "Guess.", "chosen": "I say 5.", "rejected": "No."},  # TRL's standard format
+        {
+            "prompt": "Guess.",
+            **{
+                side: _pair("Guess.", "I say 5.", "No.")["prompt"] + _pair("", "I say 5.", "No.")[side]
+                for side in ("chosen", "rejected")
+            },
+        },  # UltraFeedback
+    ],
+)
+def test_texts_are_a_question_and_two_answers(tmp_path: Path, trained_run: Path, row: dict[str, Any]) -> None:
+    file = tmp_path / "pairs.jsonl"
+    config = load_config("quickstart", ["model.scratch=null", f"model.path={trained_run}"])
+    path = find_model(str(trained_run))
+    renderer = build_renderer(config, path, load_tokenizer(path))
+    file.write_text(json.dumps(_pair("Guess.", "I say 5.", "No.")) + "\n" + json.dumps(row) + "\n")
+    messages, texts = read_preference_pairs(file, renderer)
+    for side in ("better", "worse"):
+        expected, found = (getattr(pair, side).sequences[0] for pair in (messages, texts))
+        assert list(found.token_ids) == list(expected.token_ids)
+        assert list(found.sources) == list(expected.sources)
+
+
+def test_a_text_without_a_prompt_is_not_a_pair(tmp_path: Path) -> None:
+    file = tmp_path / "pairs.jsonl"
+    file.write_text(json.dumps({"chosen": "Human: Guess. Assistant: 5.", "rejected": "Human: Guess. Assistant: 6."}))
+    settings = load_config("quickstart", [f"preferences={{sources: [{file}]}}"]).preferences
+    assert settings is not None
+    with pytest.raises(UsageError, match=r"is not a pair of conversations.*or each a text"):
+        check_pair_tokens(settings, None)
 
 
 def test_the_config_of_a_reward_model_is_printed_without_training(agentrl: Cli, played: Path, workplace: Path) -> None:
