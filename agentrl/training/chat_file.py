@@ -1,6 +1,7 @@
 """Conversations of a file as trajectories for SFT; the assistant's messages are trained on.
 
-A row is ``{"messages": [{"role": "user", "content": "…"}, …], "tools": […]}``, the format of chat services.
+A row is ``{"messages": [{"role": "user", "content": "…"}, …], "tools": […]}``, the format of chat services, or
+``{"prompt": …, "completion": …}`` of TRL, in which the prompt is only context.
 """
 
 from __future__ import annotations
@@ -178,21 +179,40 @@ def chat_of(row: Row) -> Chat:
         UsageError: the row is not a conversation with an answer.
     """
     values, location = row.values, row.location
-    rows = message_rows(values.get("messages"), location)
+    prompt, rows = list[Any](), message_rows(values.get("messages"), location)
     if not isinstance(rows, list):
-        expected = '{"messages": [{"role": …}, …]}'
-        raise UsageError(
-            f"{location} is not a conversation", got=f"the columns {', '.join(row.columns)}", expected=expected
-        )
+        prompt, rows = answer_rows(values, "completion")
+        if not rows or "label" in values:  # a column of KTO: answers may be bad
+            raise UsageError(
+                f"{location} is not a conversation",
+                got=f"the columns {', '.join(row.columns)}",
+                expected='{"messages": [{"role": …}, …]}, or {"prompt": …, "completion": …}',
+            )
     _refuse_untrained(row)
-    rows = [*_system_rows(row, rows), *rows]
+    prompt = [*_system_rows(row, [*prompt, *rows]), *prompt]
+    rows = [*prompt, *rows]
     tools = read_tools(next((values[name] for name in TOOL_COLUMNS if values.get(name) is not None), None), location)
     messages = list(read_messages(rows, location, tools=tools))
     while messages and messages[-1].role != "assistant":
         messages.pop()
-    context_only = frozenset(number for number in range(len(messages)) if not _is_learned(rows[number], location))
+    context_only = frozenset(
+        number
+        for number, message in enumerate(messages)
+        if not _is_learned(rows[number], location) or (number < len(prompt) and message.role == "assistant")
+    )
     _check_answers(messages, context_only, location)
     return Chat(location=location, messages=tuple(messages), tools=tools, context_only=context_only)
+
+
+def answer_rows(values: Mapping[str, Any], column: str) -> tuple[list[Any], list[Any]]:
+    """Return the messages of a row's column ``prompt``, and those of another column, which continue them.
+
+    Two texts are a message of the user and an answer (TRL's standard format). Other values count as no messages.
+    """
+    prompt, own = (message_rows(values.get(name)) for name in ("prompt", column))
+    if isinstance(prompt, str) and isinstance(own, str):
+        return [{"role": "user", "content": prompt}], [{"role": "assistant", "content": own}]
+    return (prompt if isinstance(prompt, list) else []), (own if isinstance(own, list) else [])
 
 
 def _refuse_untrained(row: Row) -> None:

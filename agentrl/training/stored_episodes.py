@@ -17,13 +17,13 @@ from agentrl.config.config import SCRATCH
 from agentrl.config.estimate import counted
 from agentrl.errors import ConfigError, UsageError, shorten
 from agentrl.message import Message
-from agentrl.message.data_file import Row, message_rows, read_rows
+from agentrl.message.data_file import Row, read_rows
 from agentrl.observe.model_folder import find_model
 from agentrl.observe.run_folder import RunDirectory
 from agentrl.observe.trajectory_store import read_trajectories, step_files
 from agentrl.render.renderer import Renderer
 from agentrl.render.tokenizers import check_same_tokens
-from agentrl.training.chat_file import Chat, chat_of, check_chats, to_trajectory
+from agentrl.training.chat_file import Chat, answer_rows, chat_of, check_chats, to_trajectory
 from agentrl.training.preferences import Pair, make_pairs
 from agentrl.trajectory import Trajectory
 
@@ -308,16 +308,13 @@ def _before_answer(chat: Chat) -> list[Message]:
 
 
 def _side(row: Row, side: str) -> Chat:
-    prompt, own = (message_rows(row.values.get(name)) for name in ("prompt", side))
-    if isinstance(prompt, str) and isinstance(own, str):
-        prompt, own = [{"role": "user", "content": prompt}], [{"role": "assistant", "content": own}]
-    if not own or not isinstance(own, list):
+    prompt, own = answer_rows(row.values, side)
+    if not own:
         raise UsageError(
             f"{row.location} is not a pair of conversations",
             got=f"the columns {', '.join(row.columns)}",
             expected=PAIR,
             hint=NO_KTO if set(row.columns) >= _KTO else None,
         )
-    before = prompt if isinstance(prompt, list) else []  # UltraFeedback repeats the messages of a prompt that is a text
-    values = {"messages": [*before, *own], "tools": row.values.get("tools")}
+    values = {"messages": [*prompt, *own], "tools": row.values.get("tools")}
     return chat_of(Row(location=row.location, values=values, number=row.number))

@@ -63,6 +63,31 @@ def learnt(trajectory, renderer):
     return found
 
 
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "Who are you?", "completion": "A door."},
+        {
+            "prompt": [{"role": "user", "content": "Who are you?"}],
+            "completion": [{"role": "assistant", "content": "A door."}],
+        },
+    ],
+)
+def test_a_prompt_and_its_completion_are_a_conversation(tmp_path, renderer, row):
+    whole = {"messages": [{"role": "user", "content": "Who are you?"}, {"role": "assistant", "content": "A door."}]}
+    first, second = build_sft_dataset(read_chats(write(tmp_path, whole, row)), renderer, max_tokens=1000).trajectories
+    assert list(first.sequences[0].token_ids) == list(second.sequences[0].token_ids)
+    assert list(first.sequences[0].sources) == list(second.sequences[0].sources)
+
+
+def test_answers_within_a_prompt_are_context(tmp_path):
+    prompt = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
+    row = {"system": "Be brief.", "prompt": prompt, "completion": [{"role": "assistant", "content": "d"}]}
+    (chat,) = read_chats(write(tmp_path, row))
+    assert [message.role for message in chat.messages] == ["system", "user", "assistant", "user", "assistant"]
+    assert chat.context_only == {2}
+
+
 def test_assistant_messages_are_trained_with_their_end_of_turn(tmp_path, renderer):
     found = build_sft_dataset(read_chats(write(tmp_path, PLAIN)), renderer, max_tokens=1000)
     (trajectory,) = found.trajectories
@@ -235,6 +260,7 @@ def test_what_is_too_long_is_left_out_and_counted(tmp_path, renderer):
     [
         ("{", "is not valid JSON"),
         ({"text": "x"}, "is not a conversation: got the columns text"),
+        ({"prompt": "x", "completion": "y", "label": False}, "is not a conversation: got the columns prompt"),
         ({"messages": [{"role": "boss", "content": "x"}]}, "no known role.* expected system, user, assistant, tool"),
         ({"messages": [{"role": "user", "content": "x"}]}, "nothing to learn"),
         ({"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": None}]}, "an empty answer"),
