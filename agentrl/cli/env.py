@@ -97,12 +97,14 @@ def _needs(spec: EnvironmentSpec) -> str:
 )
 def show(name: Name, options: Options = None) -> None:
     """Show an environment with its options: splits, tasks, limits, known scores."""
-    spec = resolve_environment(parse_env_name(name).name)
+    named = parse_env_name(name)
+    spec = resolve_environment(named.name)
     given = {**spec.options, **environment_options(options)}
+    splits = spec.splits_under(given) if named.split is None else [check_split(spec, named.split)]
     out.print(Text(spec.name, style="bold"))
     out.print(spec.description or "no description: its class or function has no docstring")
     table = Table(box=None, show_header=False, pad_edge=False)
-    for split in spec.splits_under(given):
+    for split in splits:
         table.add_row(f"split {split}", _size(spec, split, given))
     limit = spec.turns_under(given)
     table.add_row("steps", f"at most {limit}" if limit else "no limit")
@@ -373,7 +375,10 @@ def serve(
     )
     if on_stdio and protocol is not ServedProtocol.MCP:
         raise UsageError("--stdio works only with MCP", got=f"--protocol {protocol}", expected="--protocol mcp")
-    spec = resolve_environment(parse_env_name(name).name)
+    named = parse_env_name(name)
+    if named.split is not None:
+        raise UsageError("a server offers all splits", got=name, expected=named.name, hint="its clients name the split")
+    spec = resolve_environment(named.name)
     server = _SERVERS[protocol](spec, environment_options(options), settings)
     if on_stdio and isinstance(server, MCPServer):
         serve_on_stdio(server.run_on_stdio, server.close)

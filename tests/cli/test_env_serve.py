@@ -54,6 +54,13 @@ def test_an_address_that_others_reach_without_a_token_is_pointed_out(capfd: pyte
     assert "huge" in said
 
 
+def test_a_split_cannot_be_served_alone(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["env", "serve", "household/train"])
+    assert end.value.code == 2
+    assert "a server offers all splits: got household/train, expected household" in capfd.readouterr().err
+
+
 def test_only_mcp_is_served_over_standard_input_and_output(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         main(["env", "serve", "guess_number", "--protocol", "openenv", "--stdio"])

@@ -27,6 +27,10 @@ def test_environments_are_listed_and_shown(agentrl: Cli) -> None:
     shown = agentrl("env", "show", "household").out
     assert "at most 50" in shown
     assert "at most 80" in agentrl("env", "show", "household", "max_steps=80").out
+    one = agentrl("env", "show", "household/valid_seen").out
+    assert "split valid_seen" in one
+    assert "split train" not in one
+    assert "has no split of this name: got 'valid_sen'" in agentrl("env", "show", "household/valid_sen").err
     assert "version 1" in " ".join(agentrl("env", "show", "frozen_lake").out.split())
     assert "134 tasks" in shown
     assert "take apple 1 from fridge 1" in shown
