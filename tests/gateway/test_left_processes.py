@@ -1,12 +1,16 @@
 """Processes that a program leaves on this machine are killed before its reward is read."""
 
 import asyncio
+import os
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from agentrl.agent_loops.external import External
 
 from agentrl.errors import Outcome
+from agentrl.sandbox import program_guard
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells who has started whom")
 
@@ -28,28 +32,36 @@ def cheat():
     with open(MARK, "a") as file:
         file.write("cheated")
 """
+UNTIL_REWARDED = """
+def rewarded(wait=lambda: time.sleep(0.001)):
+    until = time.monotonic() + 60.0  # ends by itself if the program fails before
+    while not os.path.exists("reward.json") and time.monotonic() < until:
+        wait()
+    return time.monotonic()
+"""
 WAITING = """
 def work():
-    program = os.getppid()  # whoever takes in the orphans: the program has ended once the reward is there
-    until = time.monotonic() + 60.0  # nobody ends it if the program fails before
-    while not os.path.exists("reward.json") and time.monotonic() < until:
-        time.sleep(0.001)
-    time.sleep(1.0)
+    rewarded()
+    time.sleep(1.5)
     cheat()
 """
 FORKING = """
+def fork():  # a new process all the time, and the old one is gone
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+    time.sleep(0.0005)
+
 def work():
-    until = time.monotonic() + 1.5
-    while time.monotonic() < until:  # a new process all the time, and the old one is gone
-        if os.fork():
-            os._exit(0)
-        os.setsid()
-        time.sleep(0.0005)
+    until = rewarded(fork) + 1.5
+    while time.monotonic() < until:
+        fork()
     cheat()
 """
 STOPPED = """
 def work():
     signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 32))
+    rewarded()
     time.sleep(1.5)
     cheat()
 """
@@ -61,14 +73,41 @@ open("reward.json", "w").write("0.25")
 """
 
 
-@pytest.mark.parametrize("attack", [WAITING, FORKING, STOPPED])
+@pytest.mark.parametrize("attack", [WAITING, FORKING, STOPPED], ids=["waiting", "forking", "stopped"])
 async def test_who_leaves_the_session_of_a_program_is_ended_with_it(run_loop, program, tmp_path, attack):
     mark = tmp_path / "mark"
-    command = program(f"import signal, time\nMARK = {str(mark)!r}\n" + DETACH + attack + END)
+    command = program(f"import signal, time\nMARK = {str(mark)!r}\n" + DETACH + UNTIL_REWARDED + attack + END)
     trajectory, _ = await run_loop(External(command=command, reward_file="reward.json"), "42")
     assert (trajectory.outcome, trajectory.reward) == (Outcome.FINISHED, 0.25)
     await asyncio.sleep(1.6)
     assert not mark.exists(), "it went on"
+
+
+def test_processes_that_fork_without_pause_are_all_found(tmp_path):
+    mark = tmp_path / "mark"
+    program = f"""
+import os, time
+for _ in range(2):
+    if os.fork() == 0:
+        until = time.monotonic() + 20.0
+        while time.monotonic() < until:
+            if os.fork():
+                os._exit(0)
+            os.setsid()
+        open({str(mark)!r}, "w").close()
+        os._exit(0)
+time.sleep(0.2)
+"""
+    command = [sys.executable, program_guard.__file__, str(os.getpid()), sys.executable, "-c", program]
+    assert subprocess.run(command, timeout=60, check=False).returncode == 0
+    assert not [entry for entry in Path("/proc").glob("[0-9]*") if str(mark).encode() in _command(entry)]
+
+
+def _command(entry):
+    try:
+        return (entry / "cmdline").read_bytes()
+    except OSError:  # it has ended
+        return b""
 
 
 async def test_a_program_that_kills_its_guard_gets_no_reward(run_loop, program):
