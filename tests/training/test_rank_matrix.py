@@ -158,7 +158,7 @@ def step(model, ranks, trajectories, cell, budget):
             return Update(grad_norm=1.0, learning_rate=0.0, non_finite=())
 
         trainer._optimizer.update = record
-        given = trajectories, 0.9, 0, StepExtras()
+        given = trajectories, 0.9, StepExtras()
         numbers = trainer.calls()["step"](*given).metrics  # all ranks are here already
     return numbers["train/loss"], numbers["train/advantage_abs_mean"], gradients
 

@@ -49,7 +49,7 @@ def test_a_policy_learns_the_same_from_pairs(model, trajectories, tmp_path, trai
         config, seen = settings(tmp_path, count, trainer, {"pairs_per_update": 2}), []
         with group_of(count) as group:
             learned = (PreferenceLearner, config, pairs, config.preferences)
-            parts = build_on_ranks(group.ranks, build_learner, *learned, str(tmp_path), str(tmp_path), 0)
+            parts = build_on_ranks(group.ranks, build_learner, *learned, str(tmp_path), str(tmp_path))
             learn_all(parts.learner, seen.append)
             return seen, {name: tensor.clone() for name, tensor in parts.source.weights().items()}
 

@@ -43,7 +43,7 @@ def learnt(path, demonstrations, count, lora=None, **trainer):
     seen = []
     with group_of(count) as group:
         learned = (SupervisedLearner, config, demonstrations, config.sft)
-        parts = build_on_ranks(group.ranks, build_learner, *learned, str(path), str(path), 0)
+        parts = build_on_ranks(group.ranks, build_learner, *learned, str(path), str(path))
         learn_all(parts.learner, seen.append, until=3)
         weights = {name: tensor.clone() for name, tensor in parts.source.weights().items()}
     return [(state.update, state.extra["tokens"], state.loss, state.grad_norm) for state in seen], weights

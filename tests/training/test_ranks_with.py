@@ -92,7 +92,7 @@ def computed(ranks, config, trajectories):
         if optimizer is not None:
             optimizer.update = recorder(name, optimizer, gradients)
     begin_beside_zero(trainer)
-    given = trajectories, 0.9, 0, StepExtras()
+    given = trajectories, 0.9, StepExtras()
     numbers = trainer.calls()["step"](*given).metrics  # all ranks are here already
     return numbers, gradients
 
