@@ -167,3 +167,27 @@ def test_a_slow_tracker_loses_traces_instead_of_memory(tmp_path, caplog, monkeyp
         unregister(Kind.TRACKER, "slow")
     assert 2 <= len(Slow.seen) < 20
     assert f"tracker slow was too slow for {20 - len(Slow.seen)} traces" in caplog.text
+
+
+class Counting(Tracker):
+    closed: ClassVar[int] = 0
+
+    def __init__(self, folder, name, config):
+        pass
+
+    def log(self, step, metrics):
+        pass
+
+    def close(self):
+        type(self).closed += 1
+
+
+def test_a_run_closes_its_trackers(tiny_run):
+    register(Kind.TRACKER, "counting", Counting)
+    try:
+        run = tiny_run("trainer.steps=1", "trackers=[counting]")
+        train(run)
+    finally:
+        unregister(Kind.TRACKER, "counting")
+    assert Counting.closed == 1
+    assert "closing" not in run.folder.run_log.read_text()

@@ -12,6 +12,7 @@ from typing import ClassVar, TypeVar
 from agentrl.config.load import dump_config
 from agentrl.config.step_settings import Settings
 from agentrl.errors import RankLost
+from agentrl.errors.deadlines import CLOSING_S
 from agentrl.errors.foreign import run_in_own_thread
 from agentrl.evaluation.diagnosis.finding import Finding
 from agentrl.observe.checkpoints import Checkpoint, Checkpoints
@@ -121,10 +122,10 @@ class RunLoop:
             config=self.config.model_dump(mode="json"),
         )
 
-    def _close_trackers(self, error: BaseException | None) -> None:
-        """Close the trackers at the end of the run, which `error` ended."""
+    def _close_trackers(self, error: BaseException | None, *, within_s: float = CLOSING_S) -> None:
+        """Close the trackers at the end of the run, which `error` ended; abandon them after `within_s`."""
         if self._trackers is not None:
-            self._trackers.close(error)
+            self._trackers.close(error, within_s=within_s)
 
     async def _close_trackers_in_thread(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
