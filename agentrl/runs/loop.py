@@ -122,7 +122,7 @@ class RunLoop:
             config=self.config.model_dump(mode="json"),
         )
 
-    def _close_trackers(self, error: BaseException | None, *, within_s: float = CLOSING_S) -> None:
+    def _close_trackers(self, error: BaseException | None, within_s: float = CLOSING_S) -> None:
         """Close the trackers at the end of the run, which `error` ended; abandon them after `within_s`."""
         if self._trackers is not None:
             self._trackers.close(error, within_s=within_s)

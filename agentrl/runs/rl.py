@@ -263,7 +263,7 @@ class Orchestrator(TrainingLoop):
             self._stop,
             self._parts.close(),
             close_in_thread(self._stop, self._tables.close, "writing the token tables"),
-            close_in_thread(self._stop, functools.partial(self._close_trackers, error), "closing the trackers"),
+            close_in_thread(self._stop, lambda seconds: self._close_trackers(error, seconds), "closing the trackers"),
         )
 
     def _loss_callback(self) -> Callable[[TrainingError], None]:

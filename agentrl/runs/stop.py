@@ -499,10 +499,10 @@ async def close_together(stop: asyncio.Event, *closing: Coroutine[Any, Any, None
         work.result()
 
 
-async def close_in_thread(stop: asyncio.Event, close: Callable[..., None], what: str) -> None:
-    """Call a blocking `close`, which takes ``within_s``, in a thread that can be abandoned."""
+async def close_in_thread(stop: asyncio.Event, close: Callable[[float], None], what: str) -> None:
+    """Call a blocking `close`, which takes its timeout in seconds, in a thread that can be abandoned."""
     within_s = INTERRUPTED_CLOSING_S if stop.is_set() else CLOSING_S
-    closing = functools.partial(run_in_own_thread, close, within_s=within_s - CALL_GRACE_S)
+    closing = functools.partial(run_in_own_thread, close, within_s - CALL_GRACE_S)
     await close_in_time(closing, what, within_s)
 
 

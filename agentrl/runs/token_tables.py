@@ -88,7 +88,7 @@ class TokenTables:
         tables = _StepTables(step=step, episodes=found, columns=report.tokens, adapters=dict(adapters))
         self._pending.append(self._submit(functools.partial(self._write, tables), f"step {step}"))
 
-    def close(self, *, within_s: float) -> None:
+    def close(self, within_s: float) -> None:
         """Wait until the last table is written, at most some seconds."""
         _, late = concurrent.futures.wait(self._pending, timeout=within_s)
         if late:
