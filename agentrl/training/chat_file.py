@@ -207,12 +207,17 @@ def chat_of(row: Row) -> Chat:
 def answer_rows(values: Mapping[str, Any], column: str) -> tuple[list[Any], list[Any]]:
     """Return the messages of a row's column ``prompt``, and those of another column, which continue them.
 
-    Two texts are a message of the user and an answer (TRL's standard format). Other values count as no messages.
+    A text is a message of the user, or an answer (TRL's standard format). A prompt that the other messages repeat
+    (UltraFeedback) does not count. Other values are no messages.
     """
     prompt, own = (message_rows(values.get(name)) for name in ("prompt", column))
-    if isinstance(prompt, str) and isinstance(own, str):
-        return [{"role": "user", "content": prompt}], [{"role": "assistant", "content": own}]
-    return (prompt if isinstance(prompt, list) else []), (own if isinstance(own, list) else [])
+    if isinstance(own, str) and prompt is not None:
+        own = [{"role": "assistant", "content": own}]
+    own = own if isinstance(own, list) else []
+    if isinstance(prompt, str):
+        question = {"role": "user", "content": prompt}
+        prompt = [] if any(isinstance(row, dict) and row.items() >= question.items() for row in own) else [question]
+    return (prompt if isinstance(prompt, list) else []), own
 
 
 def _refuse_untrained(row: Row) -> None:

@@ -67,6 +67,8 @@ def learnt(trajectory, renderer):
     "row",
     [
         {"prompt": "Who are you?", "completion": "A door."},
+        {"prompt": [{"role": "user", "content": "Who are you?"}], "completion": "A door."},
+        {"prompt": "Who are you?", "completion": [{"role": "assistant", "content": "A door."}]},
         {
             "prompt": [{"role": "user", "content": "Who are you?"}],
             "completion": [{"role": "assistant", "content": "A door."}],
@@ -78,6 +80,11 @@ def test_a_prompt_and_its_completion_are_a_conversation(tmp_path, renderer, row)
     first, second = build_sft_dataset(read_chats(write(tmp_path, whole, row)), renderer, max_tokens=1000).trajectories
     assert list(first.sequences[0].token_ids) == list(second.sequences[0].token_ids)
     assert list(first.sequences[0].sources) == list(second.sequences[0].sources)
+
+
+def test_an_answer_may_equal_its_prompt(tmp_path):
+    (chat,) = read_chats(write(tmp_path, {"prompt": "Echo.", "completion": "Echo."}))
+    assert [message.role for message in chat.messages] == ["user", "assistant"]
 
 
 def test_answers_within_a_prompt_are_context(tmp_path):
